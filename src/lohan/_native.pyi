@@ -1,0 +1,1 @@
+"""Kernels and SSD engines of lohan, in C++17."""

@@ -1,0 +1,98 @@
+"""Every exception lohan raises on purpose.
+
+    LohanError
+      ConfigError         what the user wrote cannot be meant
+      DoesNotFit          a budget (GPU, RAM or SSD bytes) is too small for the plan
+      HardwareError       the machine lacks something, or a device failed
+      StorageError        bytes on an SSD: carries errno, path, offset, asked and got
+        ShortTransfer     a transfer ended early for good (truncated file)
+        OutOfSpace        no room on an SSD
+        Corrupt           a checksum does not match
+      ScheduleError       a schedule that cannot run: our own mistake, caught before the run
+      CheckpointError     a checkpoint is missing, damaged or of another run
+
+Every message has three parts: what happened with the numbers, why it is a problem, what to do.
+"""
+
+import os
+
+
+class LohanError(Exception):
+    """Root of the tree. `what`, `why` and `remedy` are sentences without a final full stop."""
+
+    def __init__(self, what: str, *, why: str, remedy: str) -> None:
+        self.what, self.why, self.remedy = what, why, remedy
+        super().__init__(f"{what}: {why}. To fix it: {remedy}.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive the default pickling of exceptions.
+        return (_rebuild, (type(self), self.__dict__.copy(), self.args))
+
+
+def _rebuild(
+    kind: type[LohanError], fields: dict[str, object], args: tuple[object, ...]
+) -> LohanError:
+    error = kind.__new__(kind)
+    error.__dict__.update(fields)
+    error.args = args
+    return error
+
+
+class ConfigError(LohanError):
+    """What the user wrote cannot be meant."""
+
+
+class DoesNotFit(LohanError):  # noqa: N818 - the name states the fact
+    """A budget (GPU, RAM or SSD bytes) is too small for the plan."""
+
+
+class HardwareError(LohanError):
+    """The machine lacks something, or a device failed."""
+
+
+class StorageError(LohanError):
+    """A transfer to or from an SSD failed."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str,
+        remedy: str,
+        path: str | None = None,
+        offset_bytes: int | None = None,
+        asked_bytes: int | None = None,
+        got_bytes: int | None = None,
+        errno: int | None = None,
+    ) -> None:
+        self.path, self.errno = path, errno
+        self.offset_bytes, self.asked_bytes, self.got_bytes = offset_bytes, asked_bytes, got_bytes
+        facts = [
+            f"errno {errno} ({os.strerror(errno)})" if errno else None,
+            f"file {path}" if path is not None else None,
+            f"offset {offset_bytes}" if offset_bytes is not None else None,
+            f"asked {asked_bytes} bytes" if asked_bytes is not None else None,
+            f"got {got_bytes} bytes" if got_bytes is not None else None,
+        ]
+        known = ", ".join(fact for fact in facts if fact)
+        super().__init__(f"{what} [{known}]" if known else what, why=why, remedy=remedy)
+
+
+class ShortTransfer(StorageError):  # noqa: N818 - the name states the fact
+    """A transfer ended early for good: the file is shorter than its layout says."""
+
+
+class OutOfSpace(StorageError):  # noqa: N818 - the name states the fact
+    """No room on an SSD for what is to be written."""
+
+
+class Corrupt(StorageError):  # noqa: N818 - the name states the fact
+    """Bytes read back are not the bytes that were written."""
+
+
+class ScheduleError(LohanError):
+    """A schedule that cannot run; found by its checks, before anything runs."""
+
+
+class CheckpointError(LohanError):
+    """A checkpoint is missing, damaged, or belongs to another run."""
