@@ -14,7 +14,9 @@
 Every message has three parts: what happened with the numbers, why it is a problem, what to do.
 """
 
+import difflib
 import os
+from collections.abc import Iterable
 
 
 class LohanError(Exception):
@@ -42,7 +44,7 @@ class ConfigError(LohanError):
     """What the user wrote cannot be meant."""
 
 
-class DoesNotFit(LohanError):  # noqa: N818 - the name states the fact
+class DoesNotFit(LohanError):
     """A budget (GPU, RAM or SSD bytes) is too small for the plan."""
 
 
@@ -78,15 +80,15 @@ class StorageError(LohanError):
         super().__init__(f"{what} [{known}]" if known else what, why=why, remedy=remedy)
 
 
-class ShortTransfer(StorageError):  # noqa: N818 - the name states the fact
+class ShortTransfer(StorageError):
     """A transfer ended early for good: the file is shorter than its layout says."""
 
 
-class OutOfSpace(StorageError):  # noqa: N818 - the name states the fact
+class OutOfSpace(StorageError):
     """No room on an SSD for what is to be written."""
 
 
-class Corrupt(StorageError):  # noqa: N818 - the name states the fact
+class Corrupt(StorageError):
     """Bytes read back are not the bytes that were written."""
 
 
@@ -96,3 +98,13 @@ class ScheduleError(LohanError):
 
 class CheckpointError(LohanError):
     """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+def nearest_names(word: str, known: Iterable[str]) -> str:
+    """Say which known names are nearest to a wrong one, for a remedy: `write "a" or "b"`."""
+    names = list(known)
+    by_folded = {name.casefold(): name for name in names}
+    nearest = difflib.get_close_matches(word.casefold(), by_folded, n=3, cutoff=0.6)
+    if nearest:
+        return "write " + " or ".join(f'"{by_folded[name]}"' for name in nearest)
+    return "write one of " + ", ".join(f'"{name}"' for name in names)

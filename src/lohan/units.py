@@ -15,8 +15,16 @@ KIB, MIB, GIB, TIB, PIB = 2**10, 2**20, 2**30, 2**40, 2**50
 _BYTES_PER_UNIT = {
     "": 1,
     "b": 1,
-    **{"kb": KB, "mb": MB, "gb": GB, "tb": TB, "pb": PB},
-    **{"kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "pib": PIB},
+    "kb": KB,
+    "mb": MB,
+    "gb": GB,
+    "tb": TB,
+    "pb": PB,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+    "pib": PIB,
 }
 _QUANTITY = re.compile(r"^\s*(?P<number>\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*$")
 _SIZE_REMEDY = 'write a number and a unit, such as "512MiB", "8GiB" or "64GB"'
@@ -135,7 +143,7 @@ def format_seconds(seconds: float) -> str:
 def format_count(count: float) -> str:
     """Print a count of parameters or tokens: `135M`, `12.9B`, `1.2T`."""
     scaled, unit = float(count), ""
-    for unit in ("", "K", "M", "B", "T"):  # noqa: B007 - the unit is used after the loop
+    for unit in ("", "K", "M", "B", "T"):
         if abs(scaled) < 999.5 or unit == "T":
             break
         scaled /= 1000
