@@ -1,0 +1,326 @@
+"""What a model needs, as numbers: blocks, their operators, bytes and FLOPs, parameters, ties.
+
+Owns the data and its JSON form. Knows nothing of torch, of how shapes are traced (`trace_ops`) or
+of machines. Made by `names.shape_of`; read by the planner, the schedule and the simulator.
+Letters: b is the batch, s the sequence length in tokens.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lohan.errors import ConfigError
+
+INPUT = -1
+"""Stands in `OperatorShape.inputs` for whatever enters the block from outside."""
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A quantity that grows as `fixed + b * (per_sequence + per_token * s + per_token_pair * s^2)`.
+
+    Traced quantities have whole coefficients, so `at` is exact.
+    """
+
+    fixed: float = 0
+    per_sequence: float = 0
+    per_token: float = 0
+    per_token_pair: float = 0
+
+    def at(self, batch: int, sequence: int) -> int:
+        """Return the quantity for this batch and sequence length, rounded."""
+        per_sample = self.per_sequence + sequence * (
+            self.per_token + sequence * self.per_token_pair
+        )
+        return round(self.fixed + batch * per_sample)
+
+    def __add__(self, other: "Growth") -> "Growth":
+        return Growth(
+            fixed=self.fixed + other.fixed,
+            per_sequence=self.per_sequence + other.per_sequence,
+            per_token=self.per_token + other.per_token,
+            per_token_pair=self.per_token_pair + other.per_token_pair,
+        )
+
+    @staticmethod
+    def total(growths: Iterable["Growth"]) -> "Growth":
+        """Return the sum; nothing at all sums to zero."""
+        result = Growth()
+        for growth in growths:
+            result = result + growth
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorShape:
+    """One operator call in a block's forward whose output owns memory; views count as their owner.
+
+    Attributes:
+        index: ordinal of the call among the block's dispatched operators, views included. The call
+            counted is the last one that writes the memory (an in-place follow-up takes its place).
+        name: module path within the block and operator, such as `mlp.fc2/addmm`.
+        inputs: `index` of the operators whose outputs it reads, aliases resolved; `INPUT` once for
+            anything from outside the block. Parameters and buffers are not listed.
+        output_bytes: memory its outputs own.
+        forward_flops: 2 per multiply-add of matrix products, convolutions and attention; 0 for
+            elementwise operators.
+        backward_flops: the same of what autograd runs for it.
+        touched_bytes: bytes read and written, for operators bound by memory.
+        is_saved: autograd keeps an output of it for the backward pass.
+        partly_saved_bytes: where only some of several outputs are kept (a dropout's mask but not
+            its result), the bytes of those; otherwise None.
+    """
+
+    index: int
+    name: str
+    inputs: tuple[int, ...]
+    output_bytes: Growth
+    forward_flops: Growth = Growth()
+    backward_flops: Growth = Growth()
+    touched_bytes: Growth = Growth()
+    is_saved: bool = False
+    partly_saved_bytes: Growth | None = None
+
+    @property
+    def saved_bytes(self) -> Growth:
+        """Bytes of its outputs that autograd keeps for the backward pass."""
+        if not self.is_saved:
+            return Growth()
+        return self.output_bytes if self.partly_saved_bytes is None else self.partly_saved_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """One kind of block: the embedding, a transformer block, the head with the loss.
+
+    Attributes:
+        name: such as `embedding`, `block`, `head`.
+        num_parameters: owned by this block; a tied parameter is owned by the first block using it.
+        num_frozen_parameters: those of `num_parameters` that are not trained.
+        operators: in the order of their `index`.
+        input_bytes: tensors that enter with a gradient: the activation between blocks.
+        output_bytes: tensors that leave.
+    """
+
+    name: str
+    num_parameters: int
+    num_frozen_parameters: int = 0
+    operators: tuple[OperatorShape, ...] = ()
+    input_bytes: Growth = Growth()
+    output_bytes: Growth = Growth()
+
+    @property
+    def forward_flops(self) -> Growth:
+        """FLOPs of one forward pass."""
+        return Growth.total(operator.forward_flops for operator in self.operators)
+
+    @property
+    def backward_flops(self) -> Growth:
+        """FLOPs of one backward pass, recomputation not included."""
+        return Growth.total(operator.backward_flops for operator in self.operators)
+
+    @property
+    def saved_bytes(self) -> Growth:
+        """Bytes of operator outputs that autograd keeps; the block's input is not one of them."""
+        return Growth.total(operator.saved_bytes for operator in self.operators)
+
+    @property
+    def all_output_bytes(self) -> Growth:
+        """Bytes of all operator outputs, kept or not."""
+        return Growth.total(operator.output_bytes for operator in self.operators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A model as its row of blocks.
+
+    Attributes:
+        name: as the user called it.
+        dtype_bytes: of one compute weight (P16 and G16).
+        kinds: the distinct blocks.
+        sequence_of_kinds: block k is `kinds[sequence_of_kinds[k]]`; 0 is the embedding, the last
+            one the head with the loss.
+        tied: (owner block, other block, number of parameters) of weights used by two blocks.
+        tokens_per_sample: fixed by the model (diffusion), or None where the user chooses.
+        nominal_parameters: the figure in the model's name, which the paper's TFLOPS are counted by.
+    """
+
+    name: str
+    dtype_bytes: int = 2
+    kinds: tuple[BlockShape, ...]
+    sequence_of_kinds: tuple[int, ...]
+    tied: tuple[tuple[int, int, int], ...] = ()
+    tokens_per_sample: int | None = None
+    nominal_parameters: float | None = None
+
+    def __post_init__(self) -> None:
+        known = range(len(self.kinds))
+        if not self.sequence_of_kinds or not all(k in known for k in self.sequence_of_kinds):
+            raise _malformed(f"sequence_of_kinds names kinds other than 0..{len(self.kinds) - 1}")
+        blocks = range(self.num_blocks)
+        if not all(owner in blocks and other in blocks for owner, other, _ in self.tied):
+            raise _malformed(f"tied names blocks other than 0..{self.num_blocks - 1}")
+
+    @property
+    def blocks(self) -> tuple[BlockShape, ...]:
+        """Every block of the model in order."""
+        return tuple(self.kinds[kind] for kind in self.sequence_of_kinds)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the model, embedding and head included."""
+        return len(self.sequence_of_kinds)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the model, each tied one counted once."""
+        counts = Counter(self.sequence_of_kinds)
+        return sum(self.kinds[kind].num_parameters * count for kind, count in counts.items())
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Parameters that are not frozen."""
+        counts = Counter(self.sequence_of_kinds)
+        frozen = sum(self.kinds[kind].num_frozen_parameters * n for kind, n in counts.items())
+        return self.num_parameters - frozen
+
+    def to_json(self) -> str:
+        """Return the shape as JSON text: sorted keys, one operator per line, final newline."""
+        return _to_text(self)
+
+    @staticmethod
+    def from_json(text: str) -> "ModelShape":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: if the text is not JSON, of another version, or a key is missing, unknown
+                or of the wrong type.
+        """
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            raise _malformed(f"it is not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise _malformed("the outermost value is not an object")
+        version = record.pop("version", None)
+        if version != FORMAT_VERSION:
+            raise _malformed(f"its version is {version!r}, this program reads {FORMAT_VERSION}")
+        return _model_from(record)
+
+
+def _malformed(reason: str) -> ConfigError:
+    return ConfigError(
+        "a model shape cannot be used",
+        why=reason,
+        remedy="write it again with this version of lohan",
+    )
+
+
+_GROWTH = tuple(field.name for field in fields(Growth))
+
+
+def _record(shape: object) -> Any:
+    if isinstance(shape, Growth):
+        return [getattr(shape, name) for name in _GROWTH]
+    if isinstance(shape, tuple):
+        return [_record(item) for item in shape]
+    if isinstance(shape, OperatorShape | BlockShape | ModelShape):
+        return {field.name: _record(getattr(shape, field.name)) for field in fields(shape)}
+    return shape
+
+
+def _to_text(shape: ModelShape) -> str:
+    record = {"version": FORMAT_VERSION, **_record(shape)}
+    kinds = record.pop("kinds")
+    head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(record.items())]
+    body = []
+    for kind in kinds:
+        operators = ",\n".join(json.dumps(o, sort_keys=True) for o in kind.pop("operators"))
+        rest = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(kind.items())]
+        body.append("{" + ",\n".join([*rest, f'"operators": [\n{operators}\n]']) + "}")
+    kinds_text = ",\n".join(body)
+    return "{" + ",\n".join([*head, f'"kinds": [\n{kinds_text}\n]']) + "}\n"
+
+
+def _model_from(record: Mapping[str, Any]) -> ModelShape:
+    _check_keys("the model", record, ModelShape)
+    return ModelShape(
+        name=_typed(record, "name", str),
+        dtype_bytes=_typed(record, "dtype_bytes", int),
+        kinds=tuple(_block_from(kind) for kind in _typed(record, "kinds", list)),
+        sequence_of_kinds=_integers(_typed(record, "sequence_of_kinds", list)),
+        tied=tuple(_tie_from(tie) for tie in _typed(record, "tied", list)),
+        tokens_per_sample=_typed(record, "tokens_per_sample", int, is_optional=True),
+        nominal_parameters=_typed(record, "nominal_parameters", int | float, is_optional=True),
+    )
+
+
+def _block_from(record: Any) -> BlockShape:
+    _check_keys("a block", record, BlockShape)
+    return BlockShape(
+        name=_typed(record, "name", str),
+        num_parameters=_typed(record, "num_parameters", int),
+        num_frozen_parameters=_typed(record, "num_frozen_parameters", int),
+        operators=tuple(_operator_from(o) for o in _typed(record, "operators", list)),
+        input_bytes=_growth_from(record["input_bytes"]),
+        output_bytes=_growth_from(record["output_bytes"]),
+    )
+
+
+def _operator_from(record: Any) -> OperatorShape:
+    _check_keys("an operator", record, OperatorShape)
+    partly = record["partly_saved_bytes"]
+    return OperatorShape(
+        index=_typed(record, "index", int),
+        name=_typed(record, "name", str),
+        inputs=_integers(_typed(record, "inputs", list)),
+        output_bytes=_growth_from(record["output_bytes"]),
+        forward_flops=_growth_from(record["forward_flops"]),
+        backward_flops=_growth_from(record["backward_flops"]),
+        touched_bytes=_growth_from(record["touched_bytes"]),
+        is_saved=_typed(record, "is_saved", bool),
+        partly_saved_bytes=None if partly is None else _growth_from(partly),
+    )
+
+
+def _tie_from(tie: Any) -> tuple[int, int, int]:
+    if not isinstance(tie, list) or len(tie) != 3:
+        raise _malformed(f"a tie is {tie!r}, not three whole numbers")
+    owner, other, num_parameters = _integers(tie)
+    return owner, other, num_parameters
+
+
+def _growth_from(values: Any) -> Growth:
+    is_right = isinstance(values, list) and len(values) == len(_GROWTH)
+    if not is_right or not all(type(value) in (int, float) for value in values):
+        raise _malformed(f"a quantity is {values!r}, not four numbers ({', '.join(_GROWTH)})")
+    return Growth(**dict(zip(_GROWTH, values, strict=True)))
+
+
+def _integers(values: list[Any]) -> tuple[int, ...]:
+    if not all(type(value) is int for value in values):
+        raise _malformed(f"{values!r} is not a list of whole numbers")
+    return tuple(values)
+
+
+def _check_keys(what: str, record: Any, kind: type) -> None:
+    if not isinstance(record, dict):
+        raise _malformed(f"{what} is {record!r}, not an object")
+    expected = {field.name for field in fields(kind)}
+    missing, unknown = sorted(expected - record.keys()), sorted(record.keys() - expected)
+    if missing or unknown:
+        raise _malformed(f"{what} lacks {missing} and has unknown keys {unknown}")
+
+
+def _typed(record: Mapping[str, Any], key: str, kind: Any, *, is_optional: bool = False) -> Any:
+    value = record[key]
+    if is_optional and value is None:
+        return None
+    # A bool is an int to isinstance, but never a number to us.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise _malformed(f"{key} is {value!r}")
+    return value
