@@ -13,13 +13,14 @@ from itertools import groupby
 from typing import Self
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.hardware.fields import (
+from lohan.fields import (
     Fields,
     check_bytes,
     check_count,
     check_dollars,
     check_rate,
     check_text,
+    check_version,
     parse_object,
 )
 from lohan.units import format_bytes, format_rate
@@ -236,13 +237,7 @@ class Machine:
         fields = Fields(
             parse_object(text, where=where), where=where, known=("version", *_names_of(Machine))
         )
-        version = fields.value("version")
-        if version != FORMAT_VERSION or isinstance(version, bool):
-            raise ConfigError(
-                f"{fields.path('version')} is {version!r}",
-                why=f"this release reads version {FORMAT_VERSION} of the machine format",
-                remedy=f'write "version": {FORMAT_VERSION} and the fields of that version',
-            )
+        check_version(fields, FORMAT_VERSION)
         return cls(
             name=fields.text("name"),
             gpu=_gpu_from(fields.value("gpu"), where=fields.path("gpu")),
@@ -257,7 +252,7 @@ class Machine:
             cpu_update_parameters_per_second=fields.per_second(
                 "cpu_update_parameters_per_second", example=_UPDATE_EXAMPLE
             ),
-            ssds=_ssds_from(fields.value("ssds"), where=fields.path("ssds")),
+            ssds=_ssds_from(fields.objects("ssds"), where=fields.path("ssds")),
             ssd_path=_ssd_path_from(fields.value("ssd_path"), where=fields.path("ssd_path")),
             host_price_dollars=fields.dollars("host_price_dollars"),
         )
@@ -314,13 +309,7 @@ def _gpu_from(found: object, *, where: str) -> Gpu:
     )
 
 
-def _ssds_from(found: object, *, where: str) -> tuple[Ssd, ...]:
-    if not isinstance(found, list):
-        raise ConfigError(
-            f"{where} is not a list",
-            why="it lists the drives, one object each",
-            remedy="write [...] around the drives",
-        )
+def _ssds_from(found: list[object], *, where: str) -> tuple[Ssd, ...]:
     ssds: list[Ssd] = []
     for index, one in enumerate(found):
         fields = Fields(one, where=f"{where}[{index}]", known=("count", *_names_of(Ssd)))

@@ -1,8 +1,8 @@
 """Strict reading of JSON objects: every key known, every number with its meaning checked.
 
 Owns turning a JSON object into checked values, and the wording of what is wrong with one: the
-path of the field, the value found, what to write instead. Knows no machine. Called by `machine.py`,
-both when a file is read and when a machine is made in code.
+path of the field, the value found, what to write instead. Knows no particular format. Called by
+whatever has a `from_json`, and by the checks of data made in code.
 """
 
 import json
@@ -72,7 +72,7 @@ def parse_object(text: str, *, where: str) -> dict[str, object]:
     Raises:
         ConfigError: if the text is no JSON, is no object, or has a key twice.
     """
-    remedy = "correct the file, or write one from a preset machine and edit that"
+    remedy = "correct it, or write it anew"
     try:
         found = json.loads(text, object_pairs_hook=lambda pairs: _without_repeats(pairs, where))
     except json.JSONDecodeError as error:
@@ -101,6 +101,17 @@ def _without_repeats(pairs: list[tuple[str, object]], where: str) -> dict[str, o
             )
         found[key] = value
     return found
+
+
+def check_version(fields: "Fields", version: int) -> None:
+    """Refuse an object whose "version" is not the one this release reads."""
+    found = fields.value("version")
+    if found != version or isinstance(found, bool):
+        raise ConfigError(
+            f"{fields.path('version')} is {found!r}",
+            why=f"this release reads version {version} of the format",
+            remedy=f'write "version": {version} and the fields of that version',
+        )
 
 
 class Fields:
@@ -136,10 +147,17 @@ class Fields:
         if key not in self._found:
             raise ConfigError(
                 f"{self.path(key)} is missing",
-                why="nothing is assumed about a machine that the file does not say",
+                why="it has no default",
                 remedy=f'add "{key}" to {self._where}',
             )
         return self._found[key]
+
+    def objects(self, key: str) -> list[object]:
+        """Return a list."""
+        value = self.value(key)
+        if not isinstance(value, list):
+            self._refuse(key, "a list")
+        return value
 
     def text(self, key: str) -> str:
         """Return a name."""

@@ -1,0 +1,19 @@
+"""Spans on lanes over time: one format for a simulated and a measured run."""
+
+from lohan.trace.chrome import chrome_json
+from lohan.trace.recorder import OpenSpan, Recorder
+from lohan.trace.span import Counter, Span, Trace
+from lohan.trace.summary import Gap, LaneSummary, Summary, summarise
+
+__all__ = [
+    "Counter",
+    "Gap",
+    "LaneSummary",
+    "OpenSpan",
+    "Recorder",
+    "Span",
+    "Summary",
+    "Trace",
+    "chrome_json",
+    "summarise",
+]
