@@ -1,0 +1,43 @@
+"""AdamW on the CPU: the native kernels, their settings and number formats.
+
+Knows arrays in memory, no blocks, no files and no schedule. `store` and `runtime` call it.
+`lohan.optimizer.reference` is the slow judge of everything here; it is imported by tests only.
+"""
+
+from lohan.optimizer.adamw import PlainState, SplitState, update_plain, update_split
+from lohan.optimizer.gradient_norm import (
+    LEAF_ELEMENTS,
+    combine_leaf_sums,
+    num_leaves,
+    sum_of_squares,
+)
+from lohan.optimizer.masters import convert, join_masters, split_masters
+from lohan.optimizer.memory import MemoryRange, NumberFormat
+from lohan.optimizer.settings import (
+    AdamWSettings,
+    StepScalars,
+    UpdateRange,
+    prepare_step,
+    ranges_in_chunk,
+)
+
+__all__ = [
+    "LEAF_ELEMENTS",
+    "AdamWSettings",
+    "MemoryRange",
+    "NumberFormat",
+    "PlainState",
+    "SplitState",
+    "StepScalars",
+    "UpdateRange",
+    "combine_leaf_sums",
+    "convert",
+    "join_masters",
+    "num_leaves",
+    "prepare_step",
+    "ranges_in_chunk",
+    "split_masters",
+    "sum_of_squares",
+    "update_plain",
+    "update_split",
+]

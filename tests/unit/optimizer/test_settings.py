@@ -1,0 +1,80 @@
+"""Settings are checked, scalars are doubles rounded to fp32 once, ranges are cut to chunks."""
+
+import math
+
+import numpy
+import pytest
+
+from lohan.errors import ConfigError
+from lohan.optimizer import AdamWSettings, UpdateRange, prepare_step, ranges_in_chunk
+
+ADAMW = AdamWSettings(lr=1e-3)
+
+
+def test_scalars_are_doubles_rounded_once():
+    scalars = prepare_step(ADAMW, step=3, num_elements=10, grad_scale=0.1)
+    root2 = math.sqrt(1 - 0.999**3)
+    assert scalars.beta1 == float(numpy.float32(0.9))
+    assert scalars.one_minus_beta1 == float(numpy.float32(1 - 0.9))
+    assert scalars.one_minus_beta2 == float(numpy.float32(1 - 0.999))
+    assert scalars.scaled_eps == float(numpy.float32(1e-8 * root2))
+    assert scalars.grad_scale == float(numpy.float32(0.1))
+    step_size = float(numpy.float32(1e-3 * (root2 / (1 - 0.9**3))))
+    assert scalars.ranges == ((0, 10, step_size, float(numpy.float32(1e-3 * 0.01))),)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("lr", value) for value in (-1e-9, math.nan, math.inf)),
+        *(("weight_decay", value) for value in (-0.1, math.nan, math.inf)),
+        *(("beta1", value) for value in (-0.1, 1.0, math.nan)),
+        *(("beta2", value) for value in (1.0, 1.0 - 1e-9)),
+        *(("eps", value) for value in (-1e-8, math.inf, math.nan)),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=f"^{name} is"):
+        AdamWSettings(**{"lr": 1e-3, name: value})
+
+
+@pytest.mark.parametrize("step", [0, -1, 1.0, True])
+def test_steps_count_from_one(step):
+    with pytest.raises(ConfigError, match="bias correction counts steps from 1"):
+        prepare_step(ADAMW, step=step, num_elements=1)
+
+
+@pytest.mark.parametrize("grad_scale", [math.nan, math.inf, 1e39, 1e-50])
+def test_a_gradient_scale_that_fp32_cannot_hold_is_refused(grad_scale):
+    with pytest.raises(ConfigError, match="grad_scale is"):
+        prepare_step(ADAMW, step=1, num_elements=1, grad_scale=grad_scale)
+
+
+def test_an_eps_that_vanishes_in_fp32_is_refused():
+    with pytest.raises(ConfigError, match=r"where it is 0\.0"):
+        prepare_step(AdamWSettings(lr=1e-3, eps=1e-60), step=1, num_elements=1)
+
+
+def a_range(begin, end):
+    return UpdateRange(begin=begin, end=end, lr=0.1, weight_decay=0.0)
+
+
+@pytest.mark.parametrize(
+    "ranges", [[(0, 11)], [(0, 5), (4, 6)], [(5, 6), (0, 5)]], ids=["outside", "overlap", "order"]
+)
+def test_ranges_must_ascend_inside_the_chunk(ranges):
+    with pytest.raises(ConfigError, match="ranges of a chunk ascend"):
+        prepare_step(ADAMW, step=1, num_elements=10, ranges=[a_range(*one) for one in ranges])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 3), (4, 3)])
+def test_a_range_goes_forward(begin, end):
+    with pytest.raises(ConfigError, match="begin must be 0 or more"):
+        a_range(begin, end)
+
+
+def test_ranges_are_cut_to_a_chunk_and_counted_from_its_start():
+    ranges = [a_range(0, 4), a_range(4, 10), a_range(12, 20)]
+    cut = ranges_in_chunk(ranges, begin=3, end=13)
+    assert [(one.begin, one.end) for one in cut] == [(0, 1), (1, 7), (9, 10)]
+    assert ranges_in_chunk(ranges, begin=10, end=12) == []
