@@ -1,0 +1,70 @@
+"""Chooses a device from what the user wrote, or from what the machine has.
+
+Owns the names users write and the words that explain the choice. Called by the engine and the
+command line; nothing else makes devices outside tests.
+"""
+
+import difflib
+import re
+
+from lohan.device.cpu import CpuDevice
+from lohan.device.device import Device
+from lohan.device.emulated import EmulatedDevice, EmulatedRates
+from lohan.errors import ConfigError
+
+_CUDA = re.compile(r"cuda(?::(?P<index>\d+))?")
+
+
+def open_device(
+    text: str | None = None,
+    *,
+    memory_bytes: int | None = None,
+    rates: EmulatedRates | None = None,
+) -> Device:
+    """Open `"cpu"`, `"emulated"`, `"cuda"` or `"cuda:n"`; None takes a GPU if there is one.
+
+    The device's `reason` says why it was chosen. `rates` are for the emulated device.
+
+    Raises:
+        ConfigError: if the text names no device, or a setting does not belong to it.
+        HardwareError: if the device is not there.
+        DoesNotFit: if it has fewer bytes than `memory_bytes`.
+    """
+    if memory_bytes is not None and memory_bytes <= 0:
+        raise ConfigError(
+            f"the gpu budget is {memory_bytes} bytes",
+            why="nothing can be computed without memory",
+            remedy="give a size such as 8GiB, or leave it out",
+        )
+    name = None if text is None else text.strip().lower()
+    if rates is not None and name != "emulated":
+        raise ConfigError(
+            f"rates were given for the device {text!r}",
+            why="only the emulated device can be set to a rate",
+            remedy='use device "emulated", or leave the rates out',
+        )
+    asked = f"{text!r} was asked for"
+    if name == "cpu":
+        return CpuDevice(memory_bytes=memory_bytes, reason=asked)
+    if name == "emulated":
+        return EmulatedDevice(memory_bytes=memory_bytes, rates=rates, reason=asked)
+    # Here and not above: asking the driver takes time, and most callers know what they want.
+    from lohan.device import cuda
+
+    if name is None:
+        absence = cuda.why_absent()
+        if absence is not None:
+            reason = f"no GPU can be used ({absence}), so main memory and processor stand in"
+            return CpuDevice(memory_bytes=memory_bytes, reason=reason)
+        return cuda.CudaDevice(memory_bytes=memory_bytes, reason="a GPU was found")
+    match = _CUDA.fullmatch(name)
+    if match is None:
+        names = ("cpu", "emulated", "cuda", "cuda:0")
+        nearest = difflib.get_close_matches(name, names, n=1)
+        raise ConfigError(
+            f"{text!r} is not a device",
+            why=f"known are {', '.join(names)}",
+            remedy=f"write {nearest[0]!r}" if nearest else "leave it out to have one chosen",
+        )
+    index = None if match["index"] is None else int(match["index"])
+    return cuda.CudaDevice(index, memory_bytes=memory_bytes, reason=asked)

@@ -1,0 +1,81 @@
+"""Counts the tensors that compute makes on devices whose tensors are ordinary CPU tensors.
+
+Owns the dispatch mode that sees every operator, books each storage an operator makes and gives it
+back when the last tensor or saved activation over it dies. Does not see scratch memory inside a
+kernel, nor a storage resized later. Entered by `compute()` of the cpu and emulated devices.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lohan.device.memory import MemoryLedger
+
+
+class StorageBook:
+    """Storages made by compute and still alive. Shared by all threads that compute."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+        # torch keeps the Python object of a storage for as long as the storage itself, so the weak
+        # reference dies with the memory, not with the last Python name for it.
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._makes_storage: dict[Any, bool] = {}
+
+    def makes_storage(self, operator: Any) -> bool:
+        """Whether the operator returns memory that is not one of its arguments'."""
+        known = self._makes_storage.get(operator)
+        if known is None:
+            returns = operator._schema.returns
+            known = any(value.alias_info is None for value in returns)
+            self._makes_storage[operator] = known
+        return known
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Book the storage of a tensor unless it is booked already. Raises DoesNotFit."""
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        seen = self._alive.get(key)
+        if seen is not None and seen() is storage:
+            return
+        nbytes = storage.nbytes()
+        self._ledger.take_compute(nbytes)
+
+        def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
+            # Runs on whichever thread lets go last.
+            if self._alive.get(key) is reference:
+                del self._alive[key]
+            self._ledger.return_compute(nbytes)
+
+        self._alive[key] = weakref.ref(storage, gone)
+
+
+class CountedCompute(TorchDispatchMode):
+    """Books what operators make while it is entered; one instance per entry, shared book."""
+
+    def __init__(self, book: StorageBook) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._book = book
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator, then book what it made."""
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        book = self._book
+        if book.makes_storage(func):
+            if isinstance(result, torch.Tensor):
+                book.add(result)
+            elif isinstance(result, (tuple, list)):
+                for item in result:
+                    if isinstance(item, torch.Tensor):
+                        book.add(item)
+        return result
