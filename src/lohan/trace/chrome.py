@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from itertools import count
 
-from lohan.trace.rows import Dependencies, Row, rows_of
+from lohan.trace.rows import Dependencies, rows_of
 from lohan.trace.span import Span, Trace
 
 _Event = dict[str, object]
@@ -39,7 +39,7 @@ def _process(trace: Trace, *, pid: int, arrow_ids: Iterator[int] | None) -> Iter
     tid_of: dict[Span, int] = {}
     tid = 0
     for row in rows_of(trace):
-        for number, spans in enumerate(_without_overlap(row)):
+        for number, spans in enumerate(row.without_overlap()):
             tid += 1
             label = row.label if number == 0 else f"{row.label} ({number + 1})"
             yield _named("thread_name", pid, tid, name=label)
@@ -86,38 +86,16 @@ def _complete(span: Span, pid: int, tid: int) -> _Event:
     }
 
 
-def _without_overlap(row: Row) -> list[list[Span]]:
-    """Split a row so that in each part no span begins before the one before it has ended.
-
-    A lane runs one task at a time, but one task may be recorded as several requests in flight;
-    trace-event rows can only nest.
-    """
-    parts: list[list[Span]] = []
-    for span in row.spans:
-        for part in parts:
-            if _microseconds(part[-1].end_seconds) <= _microseconds(span.start_seconds):
-                part.append(span)
-                break
-        else:
-            parts.append([span])
-    return parts
-
-
 def _arrows(
     trace: Trace, pid: int, tid_of: dict[Span, int], arrow_ids: Iterator[int]
 ) -> Iterator[_Event]:
-    dependencies = Dependencies(trace)
-    for span in trace.spans:
-        for earlier in dependencies.of(span):
-            leaves = earlier.start_seconds + _ARROW_LEAVES_AT * earlier.seconds
-            arrow: _Event = {"name": "comes after", "cat": "arrow", "id": next(arrow_ids)}
-            ends = {
-                "s": (tid_of[earlier], _microseconds(leaves)),
-                "f": (tid_of[span], _microseconds(span.start_seconds)),
-            }
-            for phase, (tid, ts) in ends.items():
-                event = arrow | {"ph": phase, "pid": pid, "tid": tid, "ts": ts}
-                yield event | {"bp": "e"} if phase == "f" else event
+    for earlier, later in Dependencies(trace).pairs():
+        leaves_seconds = earlier.start_seconds + _ARROW_LEAVES_AT * earlier.seconds
+        arrow: _Event = {"name": "comes after", "cat": "arrow", "id": next(arrow_ids), "pid": pid}
+        leaves = {"ph": "s", "tid": tid_of[earlier], "ts": _microseconds(leaves_seconds)}
+        arrives = {"ph": "f", "tid": tid_of[later], "ts": _microseconds(later.start_seconds)}
+        yield arrow | leaves
+        yield arrow | arrives | {"bp": "e"}
 
 
 def _counters(trace: Trace, pid: int) -> Iterator[_Event]:

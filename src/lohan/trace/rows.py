@@ -5,7 +5,7 @@ and which span another one waited for. Shared by the summary and by everything t
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lohan.trace.span import Span, Trace
@@ -28,6 +28,23 @@ class Row:
     def busy(self) -> list[Interval]:
         """When at least one span was under way."""
         return merged((span.start_seconds, span.end_seconds) for span in self.spans)
+
+    def without_overlap(self) -> list[list[Span]]:
+        """Split the spans so that in each part one begins only when the one before has ended.
+
+        A lane runs one task at a time, but a task may be recorded as several requests in flight,
+        which cannot be drawn on one line. An overlap below a nanosecond is rounding.
+        """
+        parts: list[list[Span]] = []
+        for span in self.spans:
+            start_seconds = round(span.start_seconds, 9)
+            for part in parts:
+                if round(part[-1].end_seconds, 9) <= start_seconds:
+                    part.append(span)
+                    break
+            else:
+                parts.append([span])
+        return parts
 
 
 def rows_of(trace: Trace) -> tuple[Row, ...]:
@@ -95,6 +112,13 @@ class Dependencies:
             if spans:
                 found.append(max(spans, key=lambda other: other.end_seconds))
         return found
+
+    def pairs(self) -> Iterator[tuple[Span, Span]]:
+        """Return every known dependency once: the span that ended, the span that could begin."""
+        for spans in self._by_task.values():
+            first = min(spans, key=lambda span: span.start_seconds)
+            for earlier in self.of(first):
+                yield earlier, first
 
     def last_of(self, span: Span) -> Span | None:
         """Return the one that ended last: what the span waited for."""

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NoReturn, Self, cast
 
@@ -127,7 +128,7 @@ class Trace:
 
     def to_json(self) -> str:
         """Return the trace as JSON text, spans as rows under one list of columns."""
-        rows = [[getattr(span, column) for column in _SPAN_COLUMNS] for span in self.spans]
+        rows = [_SPAN_VALUES(span) for span in self.spans]
         counters = [
             {column: getattr(counter, column) for column in _COUNTER_COLUMNS}
             for counter in self.counters
@@ -199,6 +200,7 @@ class Trace:
 
 
 _SPAN_COLUMNS = tuple(Span.__dataclass_fields__)
+_SPAN_VALUES = attrgetter(*_SPAN_COLUMNS)
 _COUNTER_COLUMNS = tuple(Counter.__dataclass_fields__)
 _KEYS = (
     "version",
