@@ -103,8 +103,13 @@ class CheckpointError(LohanError):
 def nearest_names(word: str, known: Iterable[str]) -> str:
     """Say which known names are nearest to a wrong one, for a remedy: `write "a" or "b"`."""
     names = list(known)
+    if not names:
+        return "leave it out"
     by_folded = {name.casefold(): name for name in names}
-    nearest = difflib.get_close_matches(word.casefold(), by_folded, n=3, cutoff=0.6)
+    folded = word.casefold()
+    nearest = difflib.get_close_matches(folded, by_folded, n=3, cutoff=0.6)
+    if folded in by_folded:
+        nearest = [folded]  # only its capitals are wrong
     if nearest:
         return "write " + " or ".join(f'"{by_folded[name]}"' for name in nearest)
     return "write one of " + ", ".join(f'"{name}"' for name in names)

@@ -6,6 +6,8 @@ per second and a duration a float of seconds; text exists only at the edges.
 
 import math
 import re
+import sys
+from fractions import Fraction
 
 from lohan.errors import ConfigError
 
@@ -26,25 +28,35 @@ _BYTES_PER_UNIT = {
     "tib": TIB,
     "pib": PIB,
 }
-_QUANTITY = re.compile(r"^\s*(?P<number>\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*$")
+_QUANTITY = re.compile(
+    r"^\s*(?P<number>\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*(?P<unit>[a-zA-Z]*)\s*$", re.ASCII
+)
+_BITS = re.compile(r"^[KMGTP]i?b$")
 _SIZE_REMEDY = 'write a number and a unit, such as "512MiB", "8GiB" or "64GB"'
 _RATE_REMEDY = 'write a size per second, such as "7GB/s" or "900MB/s"'
 
 
-def _parse(text: str, *, noun: str, remedy: str) -> float:
-    match = _QUANTITY.match(text)
+def _parse(quantity: str, *, whole: object, noun: str, remedy: str) -> Fraction:
+    """Return the exact number of bytes in a text; `whole` is what the user wrote."""
+    match = _QUANTITY.match(quantity)
     scale = _BYTES_PER_UNIT.get(match["unit"].lower()) if match else None
     if match is None or scale is None:
         raise ConfigError(
-            f"{text!r} is not a {noun}",
+            f"{whole!r} is not a {noun}",
             why="a number of 0 or more with one of the units B, KB, MB, GB, TB, PB, KiB, MiB, GiB, "
             "TiB, PiB was expected",
             remedy=remedy,
         )
-    value = float(match["number"]) * scale
-    if not math.isfinite(value):
-        raise ConfigError(f"{text!r} is not a {noun}", why="it is not finite", remedy=remedy)
-    return value
+    if _BITS.match(match["unit"]):
+        raise ConfigError(
+            f"{whole!r} is not a {noun}",
+            why=f'"{match["unit"]}" with a small b means bits, and sizes are in bytes',
+            remedy=remedy,
+        )
+    # The test as a float comes first: a fraction of 1e999999999 would take all memory.
+    if not math.isfinite(float(match["number"]) * scale):
+        raise ConfigError(f"{whole!r} is not a {noun}", why="it is not finite", remedy=remedy)
+    return Fraction(match["number"]) * scale
 
 
 def parse_bytes(size: str | int) -> int:
@@ -59,12 +71,7 @@ def parse_bytes(size: str | int) -> int:
                 f"{size} is not a size", why="it is negative", remedy="give 0 bytes or more"
             )
         return size
-    value = _parse(str(size), noun="size", remedy=_SIZE_REMEDY)
-    # Exact for whole numbers beyond 2**53, where a float is not.
-    digits = re.match(r"^\s*(\d+)\s*([a-zA-Z]*)\s*$", str(size))
-    if digits:
-        return int(digits[1]) * _BYTES_PER_UNIT[digits[2].lower()]
-    return round(value)
+    return round(_parse(str(size), whole=size, noun="size", remedy=_SIZE_REMEDY))
 
 
 def parse_rate(rate: str | float) -> float:
@@ -79,9 +86,12 @@ def parse_rate(rate: str | float) -> float:
             raise ConfigError(
                 f"{rate!r} is not a rate", why='"/s" is missing at its end', remedy=_RATE_REMEDY
             )
-        value = _parse(stem, noun="rate", remedy=_RATE_REMEDY)
+        value = float(_parse(stem, whole=rate, noun="rate", remedy=_RATE_REMEDY))
+    elif isinstance(rate, int | float) and not isinstance(rate, bool):
+        # A whole number too large for a float is as infinite as one can be.
+        value = float(rate) if abs(rate) <= sys.float_info.max else math.inf
     else:
-        value = float(rate)
+        value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(
             f"{rate!r} is not a rate",
@@ -92,6 +102,8 @@ def parse_rate(rate: str | float) -> float:
 
 
 def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
+    if not math.isfinite(value):
+        return f"{value} {units[0]}"
     scaled, unit = float(value), units[0]
     for unit in units:
         # 999.95 would print as "1000.0": the next unit is due as soon as rounding reaches it.
@@ -118,22 +130,25 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Print a duration: `840 us`, `3.2 ms`, `12.4 s`, `1h 05m`, `3d 04h`."""
+    """Print a duration: `840 us`, `3.2 ms`, `12.4 s`, `2m 05s`, `1h 05m`, `3d 04h`."""
     if not math.isfinite(seconds):
-        return str(seconds)
+        return f"{seconds} s"
     if seconds < 0:
         return f"-{format_seconds(-seconds)}"
     if seconds == 0:
         return "0 s"
+    if seconds < 0.9995e-6:
+        return f"{seconds * 1e9:.0f} ns"
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 0.99995:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 119.95:
         return f"{seconds:.1f} s"
+    whole_seconds = round(seconds)
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60}m {whole_seconds % 60:02d}s"
     minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes}m"
     if minutes < 48 * 60:
         return f"{minutes // 60}h {minutes % 60:02d}m"
     hours = round(seconds / 3600)
@@ -142,6 +157,8 @@ def format_seconds(seconds: float) -> str:
 
 def format_count(count: float) -> str:
     """Print a count of parameters or tokens: `135M`, `12.9B`, `1.2T`."""
+    if not math.isfinite(count):
+        return str(count)
     scaled, unit = float(count), ""
     for unit in ("", "K", "M", "B", "T"):
         if abs(scaled) < 999.5 or unit == "T":
@@ -149,4 +166,4 @@ def format_count(count: float) -> str:
         scaled /= 1000
     if unit == "":
         return f"{scaled:.0f}"
-    return f"{scaled:.0f}{unit}" if scaled >= 99.95 else f"{scaled:.3g}{unit}"
+    return f"{scaled:.0f}{unit}" if abs(scaled) >= 99.95 else f"{scaled:.3g}{unit}"
