@@ -1,0 +1,60 @@
+"""Bytes on SSDs: engines, buffers, and files striped over several drives. Knows no tensors."""
+
+from lohan.ssd.allocator import Extent, ExtentAllocator
+from lohan.ssd.buffers import Buffer, BufferPool
+from lohan.ssd.checksums import ChecksumTable, Stretch
+from lohan.ssd.choose import ENGINE_NAMES, choose_engine
+from lohan.ssd.directory_check import DirectoryReport, check_directories, check_directory
+from lohan.ssd.engine import (
+    ALIGNMENT_BYTES,
+    Access,
+    DriveCounters,
+    DriveId,
+    DriveSettings,
+    IoEngine,
+    IoFile,
+    Mixing,
+    Operation,
+    Priority,
+    Ticket,
+)
+from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
+from lohan.ssd.memory_engine import MemoryEngine
+from lohan.ssd.native_engine import NativeEngine
+from lohan.ssd.run_directory import RunDirectories
+from lohan.ssd.striped_file import StripedFile
+from lohan.ssd.striped_ticket import StripedTicket
+from lohan.ssd.verification import verify_extent
+
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "CHUNK_BYTES",
+    "ENGINE_NAMES",
+    "Access",
+    "Buffer",
+    "BufferPool",
+    "ChecksumTable",
+    "DirectoryReport",
+    "DriveCounters",
+    "DriveId",
+    "DriveSettings",
+    "Extent",
+    "ExtentAllocator",
+    "IoEngine",
+    "IoFile",
+    "MemoryEngine",
+    "Mixing",
+    "NativeEngine",
+    "Operation",
+    "Priority",
+    "RunDirectories",
+    "Stretch",
+    "StripeLayout",
+    "StripedFile",
+    "StripedTicket",
+    "Ticket",
+    "check_directories",
+    "check_directory",
+    "choose_engine",
+    "verify_extent",
+]

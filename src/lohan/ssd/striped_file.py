@@ -1,0 +1,396 @@
+"""A logical file over all SSDs: extents, reads and writes of ranges, one ticket each.
+
+Owns the files of one stripe set and the books of their extents and checksums. Knows bytes only;
+what an extent means is known above. Called by the stores; calls an `IoEngine`.
+"""
+
+import errno
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lohan.errors import CheckpointError, ScheduleError, StorageError
+from lohan.ssd.allocator import Extent, ExtentAllocator, unknown_extent
+from lohan.ssd.checksums import ChecksumTable, checksum_stretches
+from lohan.ssd.engine import (
+    Access,
+    DriveSettings,
+    IoEngine,
+    IoFile,
+    Operation,
+    Priority,
+    refuse_unaligned,
+)
+from lohan.ssd.layout import CHUNK_BYTES, StripeLayout, damaged_fields, refuse_other_version
+from lohan.ssd.run_directory import RunDirectories
+from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.stripe_files import (
+    add_drives,
+    find_files,
+    grow_files,
+    make_files,
+    refuse_wrong_count,
+)
+from lohan.ssd.striped_ticket import StripedTicket, unverifiable
+
+STRIPED_FILE_VERSION = 1
+
+
+class StripedFile:
+    """Logical ranges over the directories of a run. Make one with `create` or `attach`.
+
+    All methods: run on any thread. Only `wait`, `grow` and `close` may block.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        engine: IoEngine,
+        directories: Sequence[str],
+        files: Sequence[IoFile | None],
+        layout: StripeLayout,
+        allocator: ExtentAllocator,
+        checksums: ChecksumTable,
+        should_checksum: bool,
+    ) -> None:
+        self.name = name
+        self._engine = engine
+        self._directories = tuple(directories)
+        self._files = tuple(files)
+        self._paths = tuple(file.path if file is not None else "" for file in files)
+        self._layout = layout
+        self._allocator = allocator
+        self._checksums = checksums
+        self._should_checksum = should_checksum
+        self._lock = threading.Lock()
+        self._unsettled: set[StripedTicket] = set()
+        self._is_closed = False
+
+    @classmethod
+    def create(
+        cls,
+        run: RunDirectories,
+        *,
+        name: str,
+        engine: IoEngine,
+        capacity_bytes: int,
+        weights: Sequence[float] | None = None,
+        settings: Sequence[DriveSettings] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        should_checksum: bool = True,
+    ) -> "StripedFile":
+        """Reserve a new file of at least `capacity_bytes` over the directories of a run.
+
+        Args:
+            weights: measured rates of the directories; equal shares if not given.
+            settings: limits of each drive; directories on one filesystem share those of the first.
+
+        Raises:
+            OutOfSpace: the space is not there; nothing is left behind.
+            StorageError: a file could not be made; nothing is left behind.
+        """
+        weights = [1.0] * len(run.paths) if weights is None else weights
+        refuse_wrong_count("weights", weights, run.paths)
+        layout = StripeLayout.plan(
+            capacity_bytes=capacity_bytes, weights=weights, chunk_bytes=chunk_bytes
+        )
+        drives = add_drives(engine, run.paths, settings)
+        files = make_files(engine, run.paths, drives, name, layout)
+        run.sync()
+        return cls(
+            name=name,
+            engine=engine,
+            directories=run.paths,
+            files=files,
+            layout=layout,
+            allocator=ExtentAllocator(layout.capacity_bytes),
+            checksums=ChecksumTable(),
+            should_checksum=should_checksum,
+        )
+
+    @classmethod
+    def attach(
+        cls,
+        run: RunDirectories,
+        fields: Mapping[str, Any],
+        *,
+        engine: IoEngine,
+        settings: Sequence[DriveSettings] | None = None,
+    ) -> "StripedFile":
+        """Open the files of an earlier `create` again, from what `to_json` gave.
+
+        Raises:
+            CheckpointError: the fields cannot be read, or are those of other directories.
+            StorageError: a file is missing or too short.
+        """
+        refuse_other_version("striped file", fields, STRIPED_FILE_VERSION)
+        try:
+            name = str(fields["name"])
+            should_checksum = bool(fields["should_checksum"])
+            layout = StripeLayout.from_json(fields["layout"])
+            checksums = ChecksumTable.from_json(fields["checksums"])
+            taken = [
+                Extent(offset_bytes=int(offset), nbytes=int(nbytes))
+                for offset, nbytes in fields["extents"]
+            ]
+            allocator = ExtentAllocator(layout.capacity_bytes, taken=taken)
+        except (KeyError, TypeError, ValueError, ScheduleError) as error:
+            raise damaged_fields("striped file", error) from None
+        if layout.num_drives != len(run.paths):
+            raise CheckpointError(
+                f"striped file {name!r} lies on {layout.num_drives} SSD directories, "
+                f"{len(run.paths)} are given",
+                why="every directory holds a part of every range",
+                remedy="give the directories the run was made with, in any order",
+            )
+        drives = add_drives(engine, run.paths, settings)
+        files = find_files(engine, run.paths, drives, name, layout)
+        return cls(
+            name=name,
+            engine=engine,
+            directories=run.paths,
+            files=files,
+            layout=layout,
+            allocator=allocator,
+            checksums=checksums,
+            should_checksum=should_checksum,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What `attach` needs, as plain values: one checksum per extent that is whole."""
+        with self._lock:
+            extents = self._allocator.extents
+            layout = self._layout
+        ranges = tuple((extent.offset_bytes, extent.nbytes) for extent in extents)
+        return {
+            "version": STRIPED_FILE_VERSION,
+            "name": self.name,
+            "should_checksum": self._should_checksum,
+            "layout": layout.to_json(),
+            "extents": [list(entry) for entry in ranges],
+            "checksums": self._checksums.to_json(ranges),
+        }
+
+    @property
+    def layout(self) -> StripeLayout:
+        """Where logical bytes lie."""
+        return self._layout
+
+    @property
+    def checksums(self) -> ChecksumTable:
+        """What is known about the bytes that were written."""
+        return self._checksums
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The file of each drive; empty where a drive has no share."""
+        return self._paths
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """How the files are open, to be shown to the user."""
+        return tuple(file.access for file in self._files if file is not None)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """What is allocated, by offset."""
+        with self._lock:
+            return self._allocator.extents
+
+    @property
+    def free_bytes(self) -> int:
+        """Reserved bytes in no extent."""
+        with self._lock:
+            return self._allocator.free_bytes
+
+    def allocate(self, nbytes: int) -> Extent:
+        """Take an extent of at least `nbytes`.
+
+        Raises:
+            OutOfSpace: no free range is long enough; `grow` first.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            return self._allocator.allocate(nbytes)
+
+    def free(self, extent: Extent) -> None:
+        """Give an extent back for reuse; its requests must be done."""
+        with self._lock:
+            self._refuse_if_closed()
+            self._allocator.free(extent)
+        self._checksums.forget(extent.offset_bytes, extent.nbytes)
+
+    def grow(self, capacity_bytes: int) -> None:
+        """Reserve room up to at least `capacity_bytes`; extents stay where they are.
+
+        Raises:
+            OutOfSpace: the space is not there; everything is as before.
+        """
+        with self._lock:
+            self._refuse_if_closed()
+            grown = self._layout.grown(capacity_bytes)
+            grow_files(self._engine, self._directories, self._files, self._layout, grown)
+            self._layout = grown
+            self._allocator.grow(grown.capacity_bytes)
+
+    def start_read(
+        self,
+        extent: Extent,
+        *,
+        address: int,
+        nbytes: int,
+        offset_bytes: int = 0,
+        priority: Priority = Priority.PREFETCH,
+        should_verify: bool = False,
+    ) -> StripedTicket:
+        """Read `nbytes` of an extent, from `offset_bytes` in it, into memory.
+
+        May block: no. Owns until: the ticket was waited for, the memory belongs to the engine.
+
+        Raises:
+            StorageError: the range is unaligned, or is to be verified and has no checksum.
+        """
+        ticket = self._ticket(Operation.READ, extent, offset_bytes, address, nbytes)
+        if should_verify:
+            ticket.expected = self._checksums.inside(ticket.offset_bytes, nbytes)
+            if sum(stretch.nbytes for stretch in ticket.expected) != nbytes:
+                raise unverifiable(self._paths[0], ticket.offset_bytes, nbytes)
+        self._start_parts(Operation.READ, ticket, priority)
+        return ticket
+
+    def start_write(
+        self,
+        extent: Extent,
+        *,
+        address: int,
+        nbytes: int,
+        offset_bytes: int = 0,
+        priority: Priority = Priority.WRITE_BACK,
+    ) -> StripedTicket:
+        """Write `nbytes` of memory to an extent, from `offset_bytes` in it.
+
+        May block: no (the checksum takes as long as reading the memory once). Owns until: the
+        ticket was waited for, the memory belongs to the engine and must not change.
+        """
+        ticket = self._ticket(Operation.WRITE, extent, offset_bytes, address, nbytes)
+        self._checksums.forget(ticket.offset_bytes, nbytes)
+        self._start_parts(Operation.WRITE, ticket, priority)
+        if self._should_checksum:
+            # Computed while the drives are already writing.
+            ticket.written.extend(
+                checksum_stretches(ticket.offset_bytes, address, nbytes, self._layout.chunk_bytes)
+            )
+        return ticket
+
+    def start_flush(self) -> StripedTicket:
+        """Make all writes started before durable, on every drive. May block: no.
+
+        Raises:
+            StorageError: a file was removed or replaced; what was written there is lost.
+        """
+        self._refuse_if_closed()
+        for file in self._files:
+            if file is not None and not self._engine.is_in_place(file):
+                raise storage_error(
+                    "a file of this run was removed or replaced while it was in use",
+                    errno.ENOENT,
+                    path=file.path,
+                )
+        ticket = StripedTicket(offset_bytes=0, asked_bytes=0, address=0)
+        self._start_parts(Operation.FLUSH, ticket, Priority.WRITE_BACK)
+        return ticket
+
+    def is_done(self, ticket: StripedTicket) -> bool:
+        """Whether `wait` would not block on a drive. May block: no."""
+        return ticket.is_done(self._engine)
+
+    def wait(self, ticket: StripedTicket) -> None:
+        """Wait for all parts of a request; the memory is the caller's again when this ends.
+
+        Raises:
+            StorageError: one part failed; all parts are over.
+            Corrupt: what was read is not what was written.
+        """
+        error = self.settle(ticket)
+        if error is not None:
+            raise error
+
+    def settle(self, ticket: StripedTicket) -> StorageError | None:
+        """As `wait`, but gives the error back: for cleaning up after another one."""
+        error = ticket.settle(self._engine, self._checksums, self._layout, self._paths)
+        with self._lock:
+            self._unsettled.discard(ticket)
+        return error
+
+    def close(self, *, should_delete: bool = False) -> None:
+        """Finish what was started, close the files; delete them if asked. Twice is fine.
+
+        Only files this object made or took over are deleted, and only if they are still the same.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            unsettled = tuple(self._unsettled)
+            self._unsettled.clear()
+        for ticket in unsettled:
+            ticket.settle(self._engine, self._checksums, self._layout, self._paths)
+        for file in self._files:
+            if file is None:
+                continue
+            if should_delete:
+                self._engine.remove_file(file)
+            else:
+                self._engine.close_file(file)
+
+    def _ticket(
+        self, operation: Operation, extent: Extent, offset_bytes: int, address: int, nbytes: int
+    ) -> StripedTicket:
+        with self._lock:
+            self._refuse_if_closed()
+            if not self._allocator.holds(extent):
+                raise unknown_extent(extent)
+        if offset_bytes < 0 or nbytes <= 0 or offset_bytes + nbytes > extent.nbytes:
+            raise ScheduleError(
+                f"{nbytes} bytes at {offset_bytes} of {extent} were asked for",
+                why="a request lies inside its extent and moves at least one byte",
+                remedy="round lengths up to whole pages, not beyond the extent; this is a mistake "
+                "in lohan",
+            )
+        # Checked for the whole range, so that no part of a bad request is ever started.
+        refuse_unaligned(operation, self.name, extent.offset_bytes + offset_bytes, address, nbytes)
+        return StripedTicket(
+            offset_bytes=extent.offset_bytes + offset_bytes, asked_bytes=nbytes, address=address
+        )
+
+    def _start_parts(self, operation: Operation, ticket: StripedTicket, priority: Priority) -> None:
+        engine = self._engine
+        try:
+            if operation is Operation.FLUSH:
+                for file in self._files:
+                    if file is not None:
+                        ticket.parts.append(engine.start_flush(file))
+            else:
+                start = engine.start_read if operation is Operation.READ else engine.start_write
+                for piece in self._layout.pieces(ticket.offset_bytes, ticket.asked_bytes):
+                    file = self._files[piece.drive]
+                    assert file is not None
+                    address = ticket.address + piece.start_bytes
+                    ticket.parts.append(
+                        start(file, piece.offset_bytes, address, piece.nbytes, priority)
+                    )
+        except BaseException:
+            # The caller gets no ticket, so the memory must be free again when this is seen.
+            ticket.settle(engine, self._checksums, self._layout, self._paths)
+            raise
+        with self._lock:
+            self._unsettled.add(ticket)
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise ScheduleError(
+                f"striped file {self.name!r} was used after it was closed",
+                why="its files are closed",
+                remedy="close it after its last use; this is a mistake in lohan",
+            )
