@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
+from lohan.errors import ScheduleError, ShortTransfer, StorageError
+from lohan.ssd import DriveSettings, Mixing, Priority
 from support.ssd_engines import (
     MAKERS,
     PAGE,
@@ -17,9 +20,6 @@ from support.ssd_engines import (
     nothing_leaks,
     random_bytes,
 )
-
-from lohan.errors import ScheduleError, ShortTransfer, StorageError
-from lohan.ssd import DriveSettings, Mixing, Priority
 
 MIB = 2**20
 SETTINGS = {
