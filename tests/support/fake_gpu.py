@@ -69,7 +69,7 @@ class FakeGpu:
 
     def stream_of(self, device: int) -> FakeStream:
         self.num_streams += 1
-        return FakeStream(self, {1: "gpu_to_ram", 2: "ram_to_gpu"}[self.num_streams])
+        return FakeStream(self, "gpu_to_ram" if self.num_streams % 2 else "ram_to_gpu")
 
     @contextlib.contextmanager
     def entered(self, *_: object) -> Any:

@@ -11,10 +11,11 @@ and a destination read too early, both show.
 import ctypes
 import queue
 import threading
+import traceback
 from dataclasses import dataclass
 
 from lohan.device.clock import Clock
-from lohan.device.memory import DeviceMemory, Span, closed_error
+from lohan.device.memory import Span, closed_error
 from lohan.errors import HardwareError, LohanError
 from lohan.units import format_bytes
 from lohan.vocabulary import Lane
@@ -65,18 +66,18 @@ class CopyEvent:
         Raises:
             HardwareError: if the copy failed.
         """
+        self.await_end()
+        failure = self.failure
+        if failure is None:
+            return self.done_seconds
+        why, remedy = repr(failure), "report this with the trace of the run"
+        if isinstance(failure, LohanError):
+            why, remedy = f"{failure.what} ({failure.why})", failure.remedy
+        raise HardwareError(f"{self._title} failed", why=why, remedy=remedy) from failure
+
+    def await_end(self) -> None:
+        """Wait until the copy has ended, well or badly."""
         self._finished.wait()
-        if self.failure is not None:
-            failure = self.failure
-            why = failure.what if isinstance(failure, LohanError) else repr(failure)
-            raise HardwareError(
-                f"{self._title} failed",
-                why=why,
-                remedy=failure.remedy
-                if isinstance(failure, LohanError)
-                else "report this with the trace of the run",
-            ) from failure
-        return self.done_seconds
 
 
 EmulatedEvent = ComputeEvent | CopyEvent
@@ -90,7 +91,7 @@ class QueuedCopy:
     src: Span
     after: tuple[EmulatedEvent, ...]
     submitted_seconds: float
-    is_poisoned: bool
+    needs_poison: bool
     event: CopyEvent
 
 
@@ -109,11 +110,12 @@ class CopyLane:
         *,
         bytes_per_second: float | None,
         clock: Clock,
+        poisons: bool,
         stop: threading.Event,
     ) -> None:
         """`stop` is shared by the lanes of a device: both give up before either is joined."""
         self._lane, self._bytes_per_second = lane, bytes_per_second
-        self._clock, self._stop = clock, stop
+        self._clock, self._poisons, self._stop = clock, poisons, stop
         self._free_at_seconds = 0.0
         self._queue: queue.SimpleQueue[QueuedCopy | None] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
@@ -132,11 +134,11 @@ class CopyLane:
         event = CopyEvent(f"a copy of {format_bytes(dst.nbytes)} on {self._lane}")
         # Compute up to a compute event has really run, so its reads of the destination are over;
         # a copy event that is not done may still be reading it.
-        is_free_to_poison = all(isinstance(one, ComputeEvent) or one.is_done() for one in after)
+        is_settled = all(isinstance(one, ComputeEvent) or one.is_done() for one in after)
         with self._submit_lock:
             if self._stop.is_set():
                 raise closed_error("emulated")
-            if is_free_to_poison:
+            if self._poisons and is_settled:
                 poison(dst.address, dst.nbytes)
             self._last = event
             self._queue.put(
@@ -145,7 +147,7 @@ class CopyLane:
                     src=src,
                     after=after,
                     submitted_seconds=self._clock.now_seconds(),
-                    is_poisoned=is_free_to_poison,
+                    needs_poison=self._poisons and not is_settled,
                     event=event,
                 )
             )
@@ -155,7 +157,7 @@ class CopyLane:
         """Block until every copy queued so far has ended. Raises the first failure of the lane."""
         last = self._last
         if last is not None:
-            last.block()
+            last.await_end()
         if self._first_failed is not None:
             self._first_failed.block()
 
@@ -173,6 +175,8 @@ class CopyLane:
             except Exception as failure:
                 if self._first_failed is None:
                     self._first_failed = copy.event
+                # The event may live long; the frames of the failure would keep both ends alive.
+                traceback.clear_frames(failure.__traceback__)
                 copy.event.finish(self._clock.now_seconds(), failure)
             else:
                 copy.event.finish(done_seconds)
@@ -186,7 +190,7 @@ class CopyLane:
         # From when the lane was due to be free, not from when this thread woke up: waking late
         # once must not make every later copy late.
         start_seconds = max(start_seconds, self._free_at_seconds)
-        if not copy.is_poisoned:
+        if copy.needs_poison:
             poison(copy.dst.address, copy.dst.nbytes)
         rate = self._bytes_per_second
         num_copied = 0
@@ -219,8 +223,7 @@ class CopyLane:
     def _check_may_write(self, copy: QueuedCopy) -> None:
         if self._stop.is_set():
             raise closed_error("emulated")
-        owner = copy.dst.owner
-        if isinstance(owner, DeviceMemory) and owner.is_free:
+        if copy.dst.memory is not None and copy.dst.memory.is_free:
             raise HardwareError(
                 "device memory was freed while a copy into it was under way",
                 why="the copy would write into memory of something else",

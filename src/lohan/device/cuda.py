@@ -115,7 +115,10 @@ class CudaDevice:
         self._ends_in_flight: dict[Lane, deque[tuple[_CudaEvent, Any]]] = {
             lane: deque() for lane in self._copy_streams
         }
-        self._lock = threading.Lock()
+        self._ends_lock = threading.Lock()
+        # Two threads on one lane must not mix their waits and copies. One lock per lane: a copy
+        # from or to memory that is not pinned blocks, and must not hold up the other direction.
+        self._lane_locks = {lane: threading.Lock() for lane in self._copy_streams}
         self._pinned = PinnedRanges(self._register, self._unregister)
         self._is_closed = False
 
@@ -180,14 +183,14 @@ class CudaDevice:
         events = [self._own(event) for event in after]
         self._let_go()
         stream = self._copy_streams[lane]
-        # One lock around all of it: two threads on one lane must not mix their waits and copies.
-        with self._lock, torch.cuda.stream(stream), operators_unseen():
+        with self._lane_locks[lane], torch.cuda.stream(stream), operators_unseen():
             for event in events:
                 stream.wait_event(event.event)
             if dst_bytes.numel():
                 dst_bytes.copy_(src_bytes, non_blocking=True)
             done = _CudaEvent(stream)
-            self._ends_in_flight[lane].append((done, (dst, src, dst_bytes, src_bytes)))
+            with self._ends_lock:
+                self._ends_in_flight[lane].append((done, (dst, src, dst_bytes, src_bytes)))
         return done
 
     @contextlib.contextmanager
@@ -255,8 +258,9 @@ class CudaDevice:
         # waited for one has been told.
         with contextlib.suppress(HardwareError):
             self.synchronize()
-        for ends in self._ends_in_flight.values():
-            ends.clear()
+        with self._ends_lock:
+            for ends in self._ends_in_flight.values():
+                ends.clear()
         self._pinned.unpin_all()
         torch.cuda.set_per_process_memory_fraction(1.0, self._index)
 
@@ -277,7 +281,7 @@ class CudaDevice:
 
     def _let_go(self) -> None:
         """Drop the ends of copies that are done."""
-        with self._lock:
+        with self._ends_lock:
             for ends in self._ends_in_flight.values():
                 while ends and ends[0][0].is_done():
                     ends.popleft()

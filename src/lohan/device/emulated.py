@@ -102,9 +102,13 @@ class EmulatedDevice:
         memory_bytes: int | None = None,
         rates: EmulatedRates | None = None,
         clock: Clock | None = None,
+        poisons: bool = True,
         reason: str = "asked for",
     ) -> None:
-        """Start the two lane threads; `close` ends them."""
+        """Start the two lane threads; `close` ends them.
+
+        `poisons` False saves the time of filling memory with NaN, for measurements of speed.
+        """
         self.name, self.reason = "emulated", reason
         self.torch_device = torch.device("cpu")
         self.memory_bytes = memory_bytes
@@ -116,9 +120,16 @@ class EmulatedDevice:
         self._compute = _ComputeQueue(self._clock, self.rates)
         self._slots: dict[int, DeviceMemory] = {}
         self._slots_lock = threading.Lock()
+        self._poisons = poisons
         self._stop = threading.Event()
         self._lanes = {
-            lane: CopyLane(lane, bytes_per_second=rate, clock=self._clock, stop=self._stop)
+            lane: CopyLane(
+                lane,
+                bytes_per_second=rate,
+                clock=self._clock,
+                poisons=poisons,
+                stop=self._stop,
+            )
             for lane, rate in (
                 (Lane.GPU_TO_RAM, self.rates.gpu_to_ram_bytes_per_second),
                 (Lane.RAM_TO_GPU, self.rates.ram_to_gpu_bytes_per_second),
@@ -134,14 +145,15 @@ class EmulatedDevice:
         except BaseException:
             self._ledger.return_slot(max(0, nbytes))
             raise
-        poison(memory.address, nbytes)
+        if self._poisons:
+            poison(memory.address, nbytes)
         with self._slots_lock:
             self._slots[id(memory)] = memory
         return memory
 
     def free(self, memory: DeviceMemory) -> None:
         """Poison the memory and give it back: views that live on read NaN."""
-        flat = memory.bytes()
+        flat = memory.bytes()  # kept until it is poisoned
         with self._slots_lock:
             if self._slots.pop(id(memory), None) is None:
                 raise HardwareError(
@@ -150,7 +162,8 @@ class EmulatedDevice:
                     remedy="free it on the device that allocated it",
                 )
         memory.invalidate()
-        poison(flat.data_ptr(), memory.nbytes)
+        if self._poisons:
+            poison(flat.data_ptr(), memory.nbytes)
         self._ledger.return_slot(memory.nbytes)
 
     def adopt(self, ram: torch.Tensor | RamBuffer) -> DeviceMemory:

@@ -110,6 +110,8 @@ class Span:
     address: int
     nbytes: int
     owner: object
+    memory: DeviceMemory | None = None
+    """Whether these bytes are still device memory; freeing it does not take them away from here."""
 
     @classmethod
     def of(cls, end: "CopyEnd") -> "Span":
@@ -119,7 +121,8 @@ class Span:
             HardwareError: if a tensor is not dense, or device memory was freed.
         """
         if isinstance(end, DeviceMemory):
-            return cls(address=end.address, nbytes=end.bytes().numel(), owner=end)
+            flat = end.bytes()
+            return cls(address=end.address, nbytes=end.nbytes, owner=flat, memory=end)
         if isinstance(end, torch.Tensor):
             if not _is_dense(end):
                 raise HardwareError(

@@ -14,6 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lohan.device.memory import MemoryLedger
 
 
+class _StorageReference(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that knows what to give back; cheaper than a closure per tensor."""
+
+    __slots__ = ("key", "nbytes")
+    key: int
+    nbytes: int
+
+
 class StorageBook:
     """Storages made by compute and still alive. Shared by all threads that compute."""
 
@@ -21,21 +29,21 @@ class StorageBook:
         self._ledger = ledger
         # torch keeps the Python object of a storage for as long as the storage itself, so the weak
         # reference dies with the memory, not with the last Python name for it.
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._alive: dict[int, _StorageReference] = {}
         self._makes_storage: dict[Any, bool] = {}
 
     def makes_storage(self, operator: Any) -> bool:
         """Whether the operator returns memory that is not one of its arguments'."""
         known = self._makes_storage.get(operator)
         if known is None:
-            returns = operator._schema.returns
-            known = any(value.alias_info is None for value in returns)
+            schema = getattr(operator, "_schema", None)  # operators that take functions have none
+            known = schema is None or any(value.alias_info is None for value in schema.returns)
             self._makes_storage[operator] = known
         return known
 
     def add(self, tensor: torch.Tensor) -> None:
         """Book the storage of a tensor unless it is booked already. Raises DoesNotFit."""
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        if not tensor.is_cpu or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -44,14 +52,16 @@ class StorageBook:
             return
         nbytes = storage.nbytes()
         self._ledger.take_compute(nbytes)
+        reference = _StorageReference(storage, self._gone)
+        reference.key, reference.nbytes = key, nbytes
+        self._alive[key] = reference
 
-        def gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
-            # Runs on whichever thread lets go last.
-            if self._alive.get(key) is reference:
-                del self._alive[key]
-            self._ledger.return_compute(nbytes)
-
-        self._alive[key] = weakref.ref(storage, gone)
+    def _gone(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        # Runs on whichever thread lets go last, and must not block there.
+        assert isinstance(reference, _StorageReference)
+        if self._alive.get(reference.key) is reference:
+            del self._alive[reference.key]
+        self._ledger.return_compute(reference.nbytes)
 
 
 class CountedCompute(TorchDispatchMode):

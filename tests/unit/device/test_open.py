@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+from lohan.device import CpuDevice, EmulatedDevice, EmulatedRates, cuda, open_device
+from lohan.errors import ConfigError, DoesNotFit, HardwareError
+from support import fake_gpu
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+
+
+def test_cpu_and_emulated_are_opened_by_name() -> None:
+    with open_device("cpu", memory_bytes=1000) as device:
+        assert isinstance(device, CpuDevice)
+        assert device.memory_bytes == 1000
+        assert device.reason == "'cpu' was asked for"
+    rates = EmulatedRates(flops_per_second=1e9)
+    with open_device(" Emulated ", memory_bytes=2000, rates=rates) as device:
+        assert isinstance(device, EmulatedDevice)
+        assert device.memory_bytes == 2000
+        assert device.rates is rates
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_without_a_gpu_the_cpu_is_chosen_and_the_reason_given() -> None:
+    with open_device() as device:
+        assert device.name == "cpu"
+        assert "built without GPU support" in device.reason
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_asking_for_a_missing_gpu_says_why_and_what_to_do() -> None:
+    with pytest.raises(HardwareError, match="built without GPU support") as caught:
+        open_device("cuda:1")
+    assert "GPU 1" in caught.value.what
+    assert '"cpu"' in caught.value.remedy
+
+
+def test_a_missing_driver_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(HardwareError, match="no driver"):
+        open_device("cuda")
+
+
+def test_with_a_gpu_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+    with open_device() as device:
+        assert device.name == "cuda:0"
+        assert device.memory_bytes == fake_gpu.TOTAL_BYTES
+    with open_device("cuda:0", memory_bytes=1000) as device:
+        assert isinstance(device, cuda.CudaDevice)
+
+
+def test_a_gpu_that_is_not_there_or_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+    with pytest.raises(HardwareError, match="there are 1"):
+        open_device("cuda:1")
+    with pytest.raises(DoesNotFit, match=r"budget is 65\.0 MiB, cuda:0 has 64\.0 MiB"):
+        open_device("cuda", memory_bytes=65 * 2**20)
+
+
+@pytest.mark.parametrize("text", ["gpu", "cud", "cuda:", "cuda:-1", "cuda:x", "", "cpu:0"])
+def test_unknown_names_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a device"):
+        open_device(text)
+
+
+def test_a_near_miss_names_the_known_word() -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_device("emulate")
+    assert caught.value.remedy == "write 'emulated'"
+
+
+@pytest.mark.parametrize("memory_bytes", [0, -1])
+def test_a_budget_of_nothing_is_refused(memory_bytes: int) -> None:
+    with pytest.raises(ConfigError, match="budget"):
+        open_device("cpu", memory_bytes=memory_bytes)
+
+
+def test_rates_for_a_device_that_has_its_own_are_refused() -> None:
+    with pytest.raises(ConfigError, match="only the emulated device"):
+        open_device("cpu", rates=EmulatedRates())
