@@ -14,6 +14,8 @@ from lohan.errors import ConfigError, nearest_names
 from lohan.units import parse_bytes, parse_rate
 
 T = TypeVar("T")
+_MOST_BYTES = 2**63 - 1
+_MOST_OF_ONE_THING = 4096
 
 
 def check_text(value: str, where: str) -> None:
@@ -36,19 +38,23 @@ def check_rate(value: float, where: str, *, example: str) -> None:
 
 def check_bytes(value: int, where: str, *, example: str) -> None:
     """Refuse a size that is not a whole number of bytes above zero."""
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not 0 < value <= _MOST_BYTES:
         raise ConfigError(
-            f"{where} is {value!r}",
-            why="a size must be a whole number of bytes above zero",
+            f"{where} is {_shown(value)}",
+            why="a size must be a whole number of bytes above zero and below 8 EiB",
             remedy=f"write a size, such as {example}",
         )
 
 
 def check_count(value: int, where: str) -> None:
-    """Refuse a count below one."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    """Refuse a count below one, or one beyond anything that can be meant."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not 1 <= value <= _MOST_OF_ONE_THING:
         raise ConfigError(
-            f"{where} is {value!r}", why="a count is 1 or more", remedy="write 1, 2, 3 and so on"
+            f"{where} is {_shown(value)}",
+            why=f"a count is a whole number from 1 to {_MOST_OF_ONE_THING}",
+            remedy="write 1, 2, 3 and so on",
         )
 
 
@@ -60,6 +66,12 @@ def check_dollars(value: float, where: str) -> None:
             why="a price is a finite number of dollars, 0 or more",
             remedy="write the price, or 0 when it does not matter",
         )
+
+
+def _shown(value: object) -> str:
+    # Python refuses to print whole numbers of thousands of digits.
+    is_huge = isinstance(value, int) and abs(value) >= 10**40
+    return "a number of over 40 digits" if is_huge else repr(value)
 
 
 def _is_number(value: object) -> bool:
@@ -81,6 +93,8 @@ def parse_object(text: str, *, where: str) -> dict[str, object]:
             why=error.msg[:1].lower() + error.msg[1:],
             remedy=remedy,
         ) from error
+    except ValueError as error:  # a whole number of thousands of digits
+        raise ConfigError(f"{where} is not read", why=str(error), remedy=remedy) from error
     except RecursionError as error:
         raise ConfigError(f"{where} is not read", why="it nests too deep", remedy=remedy) from error
     if not isinstance(found, dict):
@@ -188,7 +202,7 @@ class Fields:
         check_dollars(value, self.path(key))
         return value
 
-    def bytes(self, key: str, *, example: str) -> int:
+    def size_bytes(self, key: str, *, example: str) -> int:
         """Return a size from a whole number of bytes or a text such as `"24GiB"`."""
         value = self.value(key)
         if isinstance(value, str):
@@ -232,7 +246,7 @@ class Fields:
 
     def _refuse(self, key: str, expected: str) -> NoReturn:
         value = self._found[key]
-        shown = json.dumps(value)
+        shown = json.dumps(value) if not isinstance(value, int) else _shown(value).lower()
         raise ConfigError(
             f"{self.path(key)} is {shown if len(shown) <= 60 else _kind_of(value)}",
             why=f"{expected} is expected",

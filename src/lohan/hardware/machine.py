@@ -242,7 +242,7 @@ class Machine:
             name=fields.text("name"),
             gpu=_gpu_from(fields.value("gpu"), where=fields.path("gpu")),
             num_gpus=fields.count("num_gpus"),
-            ram_bytes=fields.bytes("ram_bytes", example='"64GiB"'),
+            ram_bytes=fields.size_bytes("ram_bytes", example='"64GiB"'),
             ram_to_gpu_bytes_per_second=fields.bytes_per_second(
                 "ram_to_gpu_bytes_per_second", example='"21GB/s"'
             ),
@@ -299,7 +299,7 @@ def _gpu_from(found: object, *, where: str) -> Gpu:
         by_dtype = [(name, rates.per_second(name, example=_FLOPS_EXAMPLE)) for name in names]
     return Gpu(
         name=fields.text("name"),
-        memory_bytes=fields.bytes("memory_bytes", example=_SIZE_EXAMPLE),
+        memory_bytes=fields.size_bytes("memory_bytes", example=_SIZE_EXAMPLE),
         flops_per_second=fields.per_second("flops_per_second", example=_FLOPS_EXAMPLE),
         memory_bytes_per_second=fields.bytes_per_second(
             "memory_bytes_per_second", example='"1008GB/s"'
@@ -321,8 +321,8 @@ def _ssds_from(found: list[object], *, where: str) -> tuple[Ssd, ...]:
             write_bytes_per_second=fields.bytes_per_second(
                 "write_bytes_per_second", example='"1.7GB/s"'
             ),
-            capacity_bytes=fields.bytes("capacity_bytes", example='"2TB"'),
-            endurance_bytes=fields.bytes("endurance_bytes", example='"1200TB"'),
+            capacity_bytes=fields.size_bytes("capacity_bytes", example='"2TB"'),
+            endurance_bytes=fields.size_bytes("endurance_bytes", example='"1200TB"'),
             price_dollars=fields.dollars("price_dollars"),
         )
         ssds += [ssd] * (fields.count("count") if fields.has("count") else 1)

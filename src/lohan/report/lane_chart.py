@@ -7,6 +7,7 @@ the share of time it was busy, so a file never grows beyond the width of its pic
 """
 
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +19,7 @@ from lohan.trace import Span, Trace, summarise
 from lohan.trace.rows import Row, rows_of
 from lohan.units import format_bytes, format_rate, format_seconds
 
-_LEFT, _RIGHT, _TOP = 148.0, 28.0, 24.0
+_EDGE, _LEFT, _RIGHT, _TOP = 24.0, 148.0, 28.0, 24.0
 _LANE_HEIGHT, _LANE_GAP = 26.0, 7.0
 _MEMORY_GAP = 14.0
 _LETTER_PX = 6.2  # width of a letter at the size used inside spans, on the wide side
@@ -93,20 +94,23 @@ def _section(
     facts += [f"{key} {value}" for key, value in trace.metadata.items()]
     if any(_is_dense(row.spans, window) for row in rows):
         facts.append("height is the share of time busy where spans are too short to draw")
-    heading = y + 24
-    shapes = [
-        svg.label(24, heading, trace.name, font_px=16, weight=600),
-        svg.label(24, heading + 18, ", ".join(facts), colour=svg.MUTED),
-    ]
-    top = heading + 34
+    y += 24
+    shapes = []
+    for words in _wrapped(trace.name, window, letter_px=9.5):
+        shapes.append(svg.label(_EDGE, y, words, font_px=16, weight=600))
+        y += 18
+    for words in _wrapped(", ".join(facts), window, letter_px=6.8):
+        shapes.append(svg.label(_EDGE, y, words, colour=svg.MUTED))
+        y += 16
+    top = y
     lanes: list[str] = []
     y = top
     for row in rows:
         lane = summary.lane(row.label)
         share = lane.busy_share if lane else 0.0
-        lanes.append(svg.label(24, y + 12, row.label, weight=600))
+        lanes.append(svg.label(_EDGE, y + 12, row.label, weight=600))
         lanes.append(
-            svg.label(24, y + 24, f"{100 * share:.0f} % busy", font_px=10, colour=svg.MUTED)
+            svg.label(_EDGE, y + 24, f"{100 * share:.0f} % busy", font_px=10, colour=svg.MUTED)
         )
         width = window.right_px - window.left_px
         lanes.append(svg.box(window.left_px, y, width, _LANE_HEIGHT, colour=svg.TRACK))
@@ -123,6 +127,10 @@ def _section(
     axis = axis_shapes(window, top, y)
     # Grid lines first: they run behind the spans.
     return shapes + axis + lanes + memory, y + 22
+
+
+def _wrapped(words: str, window: Window, *, letter_px: float) -> list[str]:
+    return textwrap.wrap(words, width=int((window.right_px - _EDGE) / letter_px))
 
 
 def _is_dense(spans: Sequence[Span], window: Window) -> bool:

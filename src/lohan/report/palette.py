@@ -22,7 +22,7 @@ COLOUR_OF_KIND: dict[str, str] = {
     TensorKind.A16: "#b7a0d8",
 }
 _FOR_OTHERS = ("#8a94a0", "#c2a878", "#5d6b8a", "#b5bd6b", "#a9839b", "#6fa3a8")
-_LUMINANCE_OF_LIGHT = 0.42
+_LUMINANCE_OF_LIGHT = 0.22
 
 
 def colours_for(kinds: Iterable[str]) -> dict[str, str]:

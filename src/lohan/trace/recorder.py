@@ -11,13 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from lohan.trace.span import Counter, Span, Trace
 from lohan.vocabulary import BlockId, Lane, TaskId, Tier
 
 DEFAULT_CAPACITY_SPANS = 1 << 17
-"""Spans kept per thread: about 40 MB each when full, and weeks of steps for a lane of few tasks."""
+"""Spans kept per living thread (27 MB when full), and once more for all threads that ended."""
 
 _Row = tuple[
     Lane,
@@ -68,9 +68,14 @@ class OpenSpan:
     ) -> None:
         self._recorder = recorder
         self._start_seconds = 0.0
-        self.lane, self.name, self.kind = lane, name, kind
-        self.task, self.block, self.step = task, block, step
-        self.nbytes, self.waited_for = nbytes, waited_for
+        self.lane = lane
+        self.name = name
+        self.kind = kind
+        self.task = task
+        self.block = block
+        self.nbytes = nbytes
+        self.waited_for = waited_for
+        self.step = step
 
     def __enter__(self) -> "OpenSpan":
         if self._recorder is not None:
@@ -86,7 +91,7 @@ class OpenSpan:
         recorder = self._recorder
         if recorder is not None:
             end_seconds = recorder.now()
-            recorder._rows().append(
+            recorder._rows.own().append(
                 (
                     self.lane,
                     self.name,
@@ -106,9 +111,57 @@ class OpenSpan:
 _NOTHING = OpenSpan(None, Lane.GPU, "", "", None, None, None, None, 0)
 
 
-class _ThreadRows(threading.local):
-    rows: "deque[_Row] | None" = None
-    samples: "deque[_Sample] | None" = None
+class _Buffers(Generic[_T]):
+    """One bounded buffer per thread, so that adding to one's own takes no lock."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._of_threads: list[tuple[threading.Thread, deque[_T]]] = []
+        self._of_ended: deque[_T] = deque(maxlen=capacity)
+
+    def own(self) -> deque[_T]:
+        """Return the buffer of the calling thread. May block: only on a thread's first call."""
+        try:
+            return self._own.buffer  # type: ignore[no-any-return]
+        except AttributeError:
+            return self._add_own()
+
+    def _add_own(self) -> deque[_T]:
+        buffer: deque[_T] = deque(maxlen=self._capacity)
+        self._own.buffer = buffer
+        with self._lock:
+            # Threads may come and go by the step; what the ended ones left shares one buffer.
+            living = [(threading.current_thread(), buffer)]
+            for thread, left in self._of_threads:
+                if thread.is_alive():
+                    living.append((thread, left))
+                else:
+                    self._of_ended.extend(left)
+            self._of_threads = living
+        return buffer
+
+    def copied(self) -> list[_T]:
+        """Return what all threads added. Runs on: any thread, also while others add."""
+        with self._lock:
+            found = list(self._of_ended)
+            for _, buffer in self._of_threads:
+                found += _copied(buffer)
+        return found
+
+    def is_full(self) -> bool:
+        """Return whether something may have been dropped."""
+        with self._lock:
+            buffers = [self._of_ended, *(buffer for _, buffer in self._of_threads)]
+            return any(len(buffer) == self._capacity for buffer in buffers)
+
+    def clear(self) -> None:
+        """Forget everything added so far."""
+        with self._lock:
+            self._of_ended.clear()
+            for _, buffer in self._of_threads:
+                buffer.clear()
 
 
 class Recorder:
@@ -116,7 +169,8 @@ class Recorder:
 
     Runs on: any thread, at the same time. May block: never, except that a thread's first record
     takes a lock to add its buffer. Owns until: rows belong to the recorder once recorded; a thread
-    may end, what it recorded stays.
+    may end, what it recorded stays. Memory: `capacity_spans` rows per living thread, as many again
+    for all that ended; the oldest go first.
     """
 
     def __init__(
@@ -133,10 +187,8 @@ class Recorder:
         self._capacity_spans = capacity_spans
         self._rank = rank
         self._origin_seconds = clock()
-        self._own = _ThreadRows()
-        self._all_rows: list[deque[_Row]] = []
-        self._all_samples: list[deque[_Sample]] = []
-        self._lock = threading.Lock()
+        self._rows: _Buffers[_Row] = _Buffers(capacity_spans)
+        self._samples: _Buffers[_Sample] = _Buffers(capacity_spans)
 
     def span(
         self,
@@ -181,21 +233,16 @@ class Recorder:
                 waited_for,
                 step,
             )
-            self._rows().append(row)
+            self._rows.own().append(row)
 
     def sample(self, tier: Tier, used_bytes: int) -> None:
         """Record how many bytes a tier holds from now on."""
         if self.is_on:
-            samples = self._own.samples
-            if samples is None:
-                samples = self._own.samples = deque(maxlen=self._capacity_spans)
-                with self._lock:
-                    self._all_samples.append(samples)
-            samples.append((tier, self.now(), used_bytes))
+            self._samples.own().append((tier, self.now(), used_bytes))
 
     def last_spans(self, lane: Lane, count: int = 10) -> tuple[Span, ...]:
         """Return the newest spans of a lane, oldest first: the story told when a task fails."""
-        rows = [row for row in self._snapshot(self._all_rows) if row[0] == lane]
+        rows = [row for row in self._rows.copied() if row[0] == lane]
         rows.sort(key=lambda row: row[3])
         return tuple(self._span(row) for row in rows[-count:]) if count > 0 else ()
 
@@ -211,11 +258,10 @@ class Recorder:
 
         Runs on: any thread, also while others record; spans that end meanwhile may be missing.
         """
-        rows = sorted(self._snapshot(self._all_rows), key=lambda row: (row[2], row[3]))
+        rows = sorted(self._rows.copied(), key=lambda row: (row[2], row[3]))
         facts = dict(metadata or {})
-        with self._lock:
-            if any(len(buffer) == buffer.maxlen for buffer in self._all_rows):
-                facts["oldest_spans_dropped"] = f"over {self._capacity_spans} in one thread"
+        if self._rows.is_full():
+            facts["spans_kept"] = f"the newest {self._capacity_spans} of each thread"
         return Trace(
             name=name,
             is_simulated=False,
@@ -227,24 +273,8 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget what was recorded so far; spans under way will be recorded when they end."""
-        with self._lock:
-            for rows in self._all_rows:
-                rows.clear()
-            for samples in self._all_samples:
-                samples.clear()
-
-    def _rows(self) -> "deque[_Row]":
-        rows = self._own.rows
-        if rows is None:
-            rows = self._own.rows = deque(maxlen=self._capacity_spans)
-            with self._lock:
-                self._all_rows.append(rows)
-        return rows
-
-    def _snapshot(self, buffers: "list[deque[_T]]") -> list[_T]:
-        with self._lock:
-            known = list(buffers)
-        return [one for buffer in known for one in _copied(buffer)]
+        self._rows.clear()
+        self._samples.clear()
 
     def _span(self, row: _Row) -> Span:
         lane, name, start_seconds, end_seconds, kind, task, block, nbytes, waited_for, step = row
@@ -263,7 +293,7 @@ class Recorder:
         )
 
     def _counters(self, budgets_bytes: Mapping[Tier, int]) -> tuple[Counter, ...]:
-        samples = sorted(self._snapshot(self._all_samples), key=lambda sample: sample[1])
+        samples = sorted(self._samples.copied(), key=lambda sample: sample[1])
         counters = []
         for tier in Tier:
             own = [sample for sample in samples if sample[0] == tier]
@@ -280,7 +310,7 @@ class Recorder:
         return tuple(counters)
 
 
-def _copied(buffer: "deque[_T]") -> list[_T]:
+def _copied(buffer: deque[_T]) -> list[_T]:
     while True:
         try:
             return list(buffer)

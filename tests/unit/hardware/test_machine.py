@@ -194,6 +194,9 @@ WRONG: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     ("size as a wrong text", lambda m: m.update(ram_bytes="64 gigs"), r"ram_bytes: '64 gigs' is"),
     ("negative size", lambda m: m.update(ram_bytes=-1), r"ram_bytes is -1"),
     ("half a byte", lambda m: m.update(ram_bytes=1.5), r"ram_bytes is 1\.5.*whole number"),
+    ("size beyond all drives", lambda m: m.update(ram_bytes=2**63), r"ram_bytes is \d+.*8 EiB"),
+    ("size as a long number", lambda m: m.update(ram_bytes=10**4000), r"is a number of over 40"),
+    ("drives without end", lambda m: m["ssds"][0].update(count=10**9), r"from 1 to 4096"),
     ("null", lambda m: m.update(ram_bytes=None), r"ram_bytes is null"),
     ("a truth as a number", lambda m: m.update(num_gpus=True), r"num_gpus is true.*whole number"),
     ("no GPU", lambda m: m.update(num_gpus=0), r"num_gpus is 0"),
@@ -239,6 +242,8 @@ def test_a_wrong_file_is_refused_with_the_field(
         ("[1]", "is not a JSON object: it holds a list"),
         ('{"version": 1, "version": 1}', 'has the key "version" twice'),
         ("[" * 100_000, "nests too deep"),
+        ('{"version": ' + "9" * 5000 + "}", "Exceeds the limit"),
+        ('{"version": ' + "9" * 500 + "}", "reads version 1"),
         ('{"version": 1, "ram_bytes": 1e999}', "is missing"),
     ],
 )

@@ -98,6 +98,15 @@ def test_names_cannot_break_the_file() -> None:
     assert any("caf\u00e9" in text for text in words(root))
 
 
+def test_long_names_and_facts_are_wrapped_within_the_picture() -> None:
+    spans = (span(Lane.GPU, 0, 1),)
+    facts = {f"fact {number}": "value " * 10 for number in range(9)}
+    trace = Trace(name="a name " * 60, is_simulated=True, spans=spans, metadata=facts)
+    found = words(parsed(lane_chart_svg(trace, width_px=800)))
+    assert max(map(len, found)) < 800 / 6
+    assert "fact 8" in " ".join(found)
+
+
 def test_memory_shows_its_peak_and_its_budget() -> None:
     counter = Counter(
         tier=Tier.RAM, at_seconds=(0.0, 0.5), used_bytes=(1 << 30, 3 << 30), budget_bytes=4 << 30
@@ -196,6 +205,7 @@ def test_text_on_a_colour_is_dark_or_light_as_it_reads_better() -> None:
     assert is_light("#ffffff")
     assert not is_light("#000000")
     assert is_light(COLOUR_OF_KIND[ComputeKind.RECOMPUTE])
+    assert is_light(COLOUR_OF_KIND[TensorKind.OS32])
     assert not is_light(COLOUR_OF_KIND[ComputeKind.FORWARD])
 
 
