@@ -23,20 +23,27 @@ FORMAT_VERSION = 1
 class Growth:
     """A quantity that grows as `fixed + b * (per_sequence + per_token * s + per_token_pair * s^2)`.
 
-    Traced quantities have whole coefficients, so `at` is exact.
+    What all sequences of a batch share (positions, a causal mask) grows with s but not with b:
+    `shared_per_token * s + shared_per_token_pair * s^2` is added. Traced quantities have whole
+    coefficients, so `at` is exact.
     """
 
     fixed: float = 0
     per_sequence: float = 0
     per_token: float = 0
     per_token_pair: float = 0
+    shared_per_token: float = 0
+    shared_per_token_pair: float = 0
 
     def at(self, batch: int, sequence: int) -> int:
         """Return the quantity for this batch and sequence length, rounded."""
-        per_sample = self.per_sequence + sequence * (
-            self.per_token + sequence * self.per_token_pair
+        square = sequence * sequence
+        return round(
+            self.fixed
+            + batch * (self.per_sequence + sequence * self.per_token + square * self.per_token_pair)
+            + sequence * self.shared_per_token
+            + square * self.shared_per_token_pair
         )
-        return round(self.fixed + batch * per_sample)
 
     def __add__(self, other: "Growth") -> "Growth":
         return Growth(
@@ -44,6 +51,8 @@ class Growth:
             per_sequence=self.per_sequence + other.per_sequence,
             per_token=self.per_token + other.per_token,
             per_token_pair=self.per_token_pair + other.per_token_pair,
+            shared_per_token=self.shared_per_token + other.shared_per_token,
+            shared_per_token_pair=self.shared_per_token_pair + other.shared_per_token_pair,
         )
 
     @staticmethod
@@ -225,7 +234,10 @@ _GROWTH = tuple(field.name for field in fields(Growth))
 
 def _record(shape: object) -> Any:
     if isinstance(shape, Growth):
-        return [getattr(shape, name) for name in _GROWTH]
+        values = [getattr(shape, name) for name in _GROWTH]
+        while values and not values[-1]:  # Most quantities use the first few: shorter files.
+            values.pop()
+        return values
     if isinstance(shape, tuple):
         return [_record(item) for item in shape]
     if isinstance(shape, OperatorShape | BlockShape | ModelShape):
@@ -295,10 +307,10 @@ def _tie_from(tie: Any) -> tuple[int, int, int]:
 
 
 def _growth_from(values: Any) -> Growth:
-    is_right = isinstance(values, list) and len(values) == len(_GROWTH)
+    is_right = isinstance(values, list) and len(values) <= len(_GROWTH)
     if not is_right or not all(type(value) in (int, float) for value in values):
-        raise _malformed(f"a quantity is {values!r}, not four numbers ({', '.join(_GROWTH)})")
-    return Growth(**dict(zip(_GROWTH, values, strict=True)))
+        raise _malformed(f"a quantity is {values!r}, not numbers for {', '.join(_GROWTH)}")
+    return Growth(**dict(zip(_GROWTH, values, strict=False)))
 
 
 def _integers(values: list[Any]) -> tuple[int, ...]:

@@ -44,13 +44,28 @@ MODEL = ModelShape(
 
 
 def test_growth_is_exact_beyond_the_precision_of_a_float():
-    growth = Growth(fixed=1, per_sequence=3, per_token=10**18 + 1, per_token_pair=7)
-    assert growth.at(3, 5) == 1 + 3 * (3 + 5 * (10**18 + 1) + 7 * 25)
+    growth = Growth(
+        fixed=1,
+        per_sequence=3,
+        per_token=10**18 + 1,
+        per_token_pair=7,
+        shared_per_token=11,
+        shared_per_token_pair=13,
+    )
+    assert growth.at(3, 5) == 1 + 3 * (3 + 5 * (10**18 + 1) + 7 * 25) + 11 * 5 + 13 * 25
 
 
 def test_growths_add_by_coefficient():
-    total = Growth.total([Growth(fixed=1, per_token=2), Growth(per_token=3, per_token_pair=4)])
-    assert total == Growth(fixed=1, per_token=5, per_token_pair=4)
+    first = Growth(fixed=1, per_token=2, shared_per_token_pair=6)
+    second = Growth(per_token=3, per_token_pair=4, per_sequence=5, shared_per_token=7)
+    assert Growth.total([first, second]) == Growth(
+        fixed=1,
+        per_sequence=5,
+        per_token=5,
+        per_token_pair=4,
+        shared_per_token=7,
+        shared_per_token_pair=6,
+    )
     assert Growth.total([]) == Growth()
 
 
@@ -105,7 +120,7 @@ def changed(path, value):
         (changed(["dtype_bytes"], True), "dtype_bytes is True"),
         (changed(["dtype_bytes"], "2"), "dtype_bytes is '2'"),
         (changed(["kinds", 0], 5), "a block is 5"),
-        (changed(["kinds", 1, "operators", 0, "output_bytes"], [1, 2]), "four numbers"),
+        (changed(["kinds", 1, "operators", 0, "output_bytes"], [1] * 7), "not numbers for"),
         (changed(["kinds", 1, "operators", 0, "inputs"], ["a"]), "whole numbers"),
         (changed(["kinds", 1, "operators", 0, "is_saved"], 1), "is_saved is 1"),
         (changed(["tied"], [[1, 2]]), "three whole numbers"),

@@ -1,0 +1,239 @@
+"""From a configuration, a known name or a module to a traced `ModelShape`.
+
+Owns building modules without memory (on the `meta` device) and choosing how they are traced. Never
+downloads and never runs code that comes with a configuration. Imports torch at once, transformers
+and diffusers when needed; imported by `names` on demand.
+"""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from lohan.errors import ConfigError, LohanError
+from lohan.model.assemble import trace_shape
+from lohan.model.inputs import inputs_for
+from lohan.model.names import check_sequence
+from lohan.model.paper_models import Dit, Gpt
+from lohan.model.public_models import PAPER_DITS, PAPER_GPTS, PUBLIC_MODELS
+from lohan.model.shape import ModelShape
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def build_known(name: str) -> nn.Module:
+    """Return a known model on the `meta` device, in training mode.
+
+    Args:
+        name: one of `names.known_names()`.
+    """
+    if name in PUBLIC_MODELS:
+        public = PUBLIC_MODELS[name]
+        return _from_transformers({"model_type": public.model_type, **public.settings}, name)
+    kind, sizes = (Gpt, PAPER_GPTS) if name in PAPER_GPTS else (Dit, PAPER_DITS)
+    paper = sizes[name]
+    with torch.device("meta"):
+        return kind(num_layers=paper.num_layers, num_heads=paper.num_heads, hidden=paper.hidden)
+
+
+def trace_known(name: str, *, dtype: str = "bf16") -> ModelShape:
+    """Trace a known model anew; what is shipped for it is exactly this for `bf16`."""
+    known = PUBLIC_MODELS.get(name) or PAPER_GPTS.get(name) or PAPER_DITS[name]
+    return _trace(
+        build_known(name),
+        name=name,
+        dtype=dtype,
+        should_assume_flash=True,
+        nominal_parameters=known.nominal_parameters,
+    )
+
+
+def shape_of_module(
+    model: nn.Module,
+    *,
+    sequence: int | None,
+    inputs: Callable[..., dict[str, Any]] | None,
+    dtype: str,
+) -> ModelShape:
+    """Trace a user's module as it is: its training mode, and the operators of its device.
+
+    Raises:
+        ConfigError: if it is no module, or cannot be traced.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"{type(model).__name__} is not a model",
+            why="a name, a path or a torch.nn.Module was expected",
+            remedy="pass one of these",
+        )
+    devices = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
+    return _trace(
+        model,
+        name=type(model).__name__,
+        dtype=dtype,
+        device=devices.pop() if len(devices) == 1 else torch.device("cpu"),
+        inputs=inputs,
+        sequence=sequence,
+    )
+
+
+def shape_of_path(path: pathlib.Path, *, sequence: int | None, dtype: str) -> ModelShape:
+    """Trace the model a configuration file or folder describes.
+
+    Raises:
+        ConfigError: if there is no configuration, or it cannot be built or traced.
+    """
+    file = _find_config(path)
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as JSON",
+            why=str(error),
+            remedy="give the config.json of a transformers or diffusers model",
+        ) from error
+    if isinstance(settings, dict) and "_class_name" in settings:
+        model = _from_diffusers(settings, str(file))
+    elif isinstance(settings, dict) and "model_type" in settings:
+        model = _from_transformers(settings, str(file))
+    else:
+        raise ConfigError(
+            f"{file} is not the configuration of a model",
+            why="it has neither a model_type (transformers) nor a _class_name (diffusers)",
+            remedy="give the config.json of a transformers or diffusers model",
+        )
+    name = file.parent.name if file.name == "config.json" else file.stem
+    return _trace(
+        model,
+        name=name or type(model).__name__,
+        dtype=dtype,
+        should_assume_flash=True,
+        sequence=sequence,
+    )
+
+
+def _trace(
+    model: nn.Module,
+    *,
+    name: str,
+    dtype: str,
+    device: torch.device | None = None,
+    should_assume_flash: bool = False,
+    inputs: Callable[..., dict[str, Any]] | None = None,
+    sequence: int | None = None,
+    nominal_parameters: float | None = None,
+) -> ModelShape:
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"{dtype!r} is not a compute dtype",
+            why=f"known are {', '.join(_DTYPES)}",
+            remedy="use bf16",
+        )
+    num_positions = _num_positions(model)
+    check_sequence(name, sequence, num_positions)
+    make_inputs, is_fixed = inputs_for(model, _DTYPES[dtype], inputs)
+    return trace_shape(
+        model,
+        make_inputs,
+        name=name,
+        dtype=_DTYPES[dtype],
+        device=device,
+        longest_sequence=num_positions,
+        is_sequence_fixed=is_fixed,
+        should_assume_flash=should_assume_flash,
+        nominal_parameters=nominal_parameters,
+    )
+
+
+def _num_positions(model: nn.Module) -> int | None:
+    """Return the rows of the smallest table of learned positions, where one can be told."""
+    if isinstance(model, Gpt):
+        return model.longest_sequence
+    settings = getattr(model, "config", None)
+    longest = getattr(settings, "n_positions", None) or getattr(
+        settings, "max_position_embeddings", None
+    )
+    if not isinstance(longest, int):
+        return None
+    tables = (m for m in model.modules() if isinstance(m, nn.Embedding))
+    # OPT keeps two more rows than positions; rotary models have no table of that size at all.
+    is_learned = any(table.num_embeddings in (longest, longest + 2) for table in tables)
+    return longest if is_learned else None
+
+
+def _find_config(path: pathlib.Path) -> pathlib.Path:
+    if path.is_file():
+        return path
+    for place in ("config.json", "transformer/config.json", "unet/config.json"):
+        if (path / place).is_file():
+            return path / place
+    found = sorted(entry.name for entry in path.iterdir())[:8]
+    raise ConfigError(
+        f"{path} holds no model configuration",
+        why=f"config.json or transformer/config.json was looked for; it holds {found}",
+        remedy="give the folder of a transformers or diffusers model",
+    )
+
+
+def _from_transformers(settings: dict[str, Any], where: str) -> nn.Module:
+    with _building(where, "transformers"):
+        import transformers
+
+        kind = transformers.CONFIG_MAPPING[settings["model_type"]]
+        config = kind.from_dict({key: v for key, v in settings.items() if key != "auto_map"})
+        names = settings.get("architectures") or [None]
+        architecture = getattr(transformers, str(names[0]), None)
+        with torch.device("meta"):
+            if architecture is not None:
+                return _in_training(architecture(config))
+            chosen: Any = transformers.AutoModelForCausalLM
+            return _in_training(chosen.from_config(config))
+
+
+def _from_diffusers(settings: dict[str, Any], where: str) -> nn.Module:
+    with _building(where, "diffusers"):
+        import diffusers
+
+        kind = getattr(diffusers, str(settings["_class_name"]))
+        if not issubclass(kind, nn.Module):
+            raise ConfigError(
+                f"{where} describes a {kind.__name__}",
+                why="it is not a model",
+                remedy="give the folder of a transformer, or a pipeline's folder",
+            )
+        with torch.device("meta"):
+            return _in_training(kind.from_config(settings))
+
+
+def _in_training(model: Any) -> nn.Module:
+    assert isinstance(model, nn.Module)
+    if getattr(model, "loss_type", "") is None:
+        # What transformers falls back to for GPT-2 and others, without its warning.
+        vars(model)["loss_type"] = "ForCausalLM"
+    return model.train()
+
+
+@contextlib.contextmanager
+def _building(where: str, package: str) -> Iterator[None]:
+    try:
+        yield
+    except LohanError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{where} needs the package {package}",
+            why=str(error),
+            remedy='install it: pip install "lohan[models]"',
+        ) from error
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0][:300]
+        raise ConfigError(
+            f"{where} does not make a model with {package}",
+            why=f"{type(error).__name__}: {reason}",
+            remedy=f"check the configuration, and that this {package} knows the model; pass the "
+            "module itself if its code is your own",
+        ) from error

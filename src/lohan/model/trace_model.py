@@ -1,0 +1,362 @@
+"""Trace a whole module once per kind of block and turn it into a `ModelShape`.
+
+Owns the run: which segment is running, which blocks need running at all (one of each kind; the
+others hand their input on), and the merging of several points into growths. Finding blocks, copying
+the module and recording calls are elsewhere. Imports torch; called by `names` on demand.
+
+Note "Segments": the embedding is what runs before the first block, the head (with the loss) what
+runs after the last one. What runs between two blocks of a list belongs to the earlier one; what
+runs between two lists (an encoder and a decoder) is a block of its own, a bridge.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from lohan.errors import ConfigError, LohanError
+from lohan.model.blocks import FoundBlock, find_blocks, structure_of
+from lohan.model.growth_fit import Point
+from lohan.model.skeleton import make_skeleton, replace_forward
+from lohan.model.trace_ops import Recorder, Segment, storage_key, tensor_bytes, tensors_in
+
+MakeInputs = Callable[[int, int], dict[str, Any]]
+"""Makes the keyword arguments of `forward` for a batch and a sequence length."""
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """One block of the model as it was met: a recorded segment, or a repetition of one.
+
+    Attributes:
+        label: `embedding`, `head`, `bridge`, or the path of the block's list.
+        segment: what ran; of the first of its kind for a repetition.
+        block: the block, or None for what runs outside blocks.
+        num_tokens: length of the sequence dimension of the tensor it received.
+    """
+
+    label: str
+    segment: Segment
+    block: FoundBlock | None = None
+    input_bytes: int = 0
+    output_bytes: int = 0
+    num_tokens: int | None = None
+    parameters: set[int] = field(default_factory=set)
+
+
+class _FlashAttention(TorchFunctionMode):
+    """Lets attention keep its fused kernel where this device's would refuse dropout.
+
+    Such kernels make the dropout mask again from a seed: bytes and FLOPs are the same without it.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is nn.functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+
+class TraceableModel:
+    """A model made ready to be traced at any number of points; the model itself is not touched.
+
+    Args:
+        model: on any device; only its structure is used.
+        dtype: of compute weights and activations.
+        device: whose operators to trace.
+        should_assume_flash: take attention for fused even where the device would not (dropout).
+
+    Raises:
+        ConfigError: if it has no blocks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        should_assume_flash: bool,
+    ) -> None:
+        self.model = model
+        self.blocks = find_blocks(model)
+        self.structures = {block.name: structure_of(block) for block in self.blocks}
+        self._should_assume_flash = should_assume_flash
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        firsts: dict[object, nn.Module] = {}
+        alike: dict[int, nn.Module] = {}
+        for block in self.blocks:
+            first = firsts.setdefault(self.structures[block.name], block.module)
+            if first is not block.module:
+                alike[id(block.module)] = first
+        with self._mode:
+            self.skeleton = make_skeleton(model, dtype, device, alike)
+
+    def run(self, make_inputs: MakeInputs, point: Point) -> list[Stretch]:
+        """Run forward and backward at one batch and sequence length, on fake tensors.
+
+        Returns:
+            The model's blocks in the order they ran.
+
+        Raises:
+            ConfigError: if it cannot run on fake tensors, or leaves blocks out.
+        """
+        with self._mode:
+            inputs = make_inputs(*point)
+            tracer = _Tracer(self)
+            hooks = torch.autograd.graph.saved_tensors_hooks(
+                tracer.recorder.keep_saved, lambda tensor: tensor
+            )
+            fused = _FlashAttention() if self._should_assume_flash else nullcontext()
+            with _explained(self.model, tracer), _as_if_real(), fused, torch.enable_grad():
+                with hooks, tracer.recorder:
+                    result = self.skeleton.module(**inputs)
+                with tracer.recorder:
+                    tracer.finish(result)
+            self.skeleton.module.zero_grad(set_to_none=True)
+        tracer.assign_parameters()
+        return _without_empty_bridges(tracer.stretches)
+
+
+class _Tracer:
+    """Follows the copy of a model from block to block through one run."""
+
+    def __init__(self, traceable: TraceableModel) -> None:
+        self._traceable = traceable
+        self._skeleton = traceable.skeleton
+        self._blocks = traceable.blocks
+        parameters = {storage_key(parameter) for parameter in self._skeleton.fake_of.values()}
+        buffers = {storage_key(buffer) for buffer in self._skeleton.module.buffers()}
+        self.recorder = Recorder(parameters, buffers - parameters)
+        self.stretches = [Stretch(label="embedding", segment=self.recorder.segment)]
+        # The first block of each kind, and for each of its outputs the input that stands in for it.
+        self._seen: dict[object, tuple[Stretch, Callable[[list[Any]], Any] | None]] = {}
+        self._ran: set[str] = set()
+        self._follow_paths()
+
+    def _follow_paths(self) -> None:
+        names: dict[int, str] = {}
+        for block in self._blocks:
+            for name, module in self._copy(block).named_modules():
+                names.setdefault(id(module), name)
+        for name, module in self._skeleton.module.named_modules():
+            replace_forward(module, self._with_path(names.get(id(module), name)))
+        for block in self._blocks:
+            replace_forward(self._copy(block), self._as_block(block))
+
+    def _copy(self, block: FoundBlock) -> nn.Module:
+        return self._skeleton.copy_of[id(block.module)]
+
+    def _with_path(self, name: str) -> Callable[..., Any]:
+        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            outer, self.recorder.path = self.recorder.path, [name] if name else []
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.recorder.path = outer
+
+        return around
+
+    def _as_block(self, block: FoundBlock) -> Callable[..., Any]:
+        def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if block.name in self._ran:
+                raise ConfigError(
+                    f"block {block.name} runs twice in one forward pass",
+                    why="its weights would have to be in two places of the schedule at once",
+                    remedy="give every layer a module of its own",
+                )
+            self._ran.add(block.name)
+            self._leave(args, kwargs)
+            entering = tensors_in((args, kwargs))
+            structure = self._traceable.structures[block.name]
+            kind = (structure, block.list_name, tuple(_look(t) for t in entering))
+            first, repeat = self._seen.get(kind, (None, None))
+            if first is not None and repeat is not None:
+                segment, result = Segment(), repeat(tree_leaves((args, kwargs)))
+                self.recorder.segment = segment
+            else:
+                segment = self.recorder.segment = Segment()
+                outer, self.recorder.path = self.recorder.path, []
+                result = forward(*args, **kwargs)
+                self.recorder.path = outer
+            stretch = Stretch(label=block.list_name, segment=segment, block=block)
+            if first is not None:
+                # The first of the kind speaks for it; what this one ran besides is the same.
+                stretch.segment = first.segment
+            stretch.input_bytes = _distinct_bytes(t for t in entering if t.requires_grad)
+            stretch.output_bytes = _distinct_bytes(
+                t for t in tensors_in(result) if t.is_floating_point()
+            )
+            stretch.num_tokens = _num_tokens(entering)
+            if first is None:
+                self._seen[kind] = (stretch, _repetition((args, kwargs), result))
+            self.stretches.append(stretch)
+            if block.is_last:
+                self.recorder.segment = Segment()
+                self.stretches.append(Stretch(label="bridge", segment=self.recorder.segment))
+            return result
+
+        return around
+
+    def _leave(self, args: Any, kwargs: Any) -> None:
+        last = self.stretches[-1]
+        if last.block is not None:
+            return
+        floats = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+        made_here = [t for t in floats if self.recorder.made_here(t)]
+        last.output_bytes = _distinct_bytes([t for t in made_here if t.requires_grad] or made_here)
+        last.input_bytes = sum(last.segment.entering_bytes.values())
+
+    def finish(self, result: Any) -> None:
+        """Close the head after the forward pass and run the backward pass."""
+        target = _what_to_differentiate(result)
+        last = self.stretches[-1]
+        if last.block is not None:
+            last = Stretch(label="head", segment=Segment())
+            self.stretches.append(last)
+        last.label = "head"
+        last.input_bytes = sum(last.segment.entering_bytes.values())
+        last.output_bytes = tensor_bytes(target)
+        self.recorder.is_backward = True
+        torch.autograd.backward(target, torch.ones_like(target))
+        missing = [block.name for block in self._blocks if block.name not in self._ran]
+        if missing:
+            raise ConfigError(
+                f"{len(missing)} of {len(self._blocks)} blocks never ran, {missing[0]} the first",
+                why="what the model needs cannot be told from a forward pass without them",
+                remedy="pass inputs that use the whole model",
+            )
+
+    def assign_parameters(self) -> None:
+        """Give every stretch the ids of the original parameters it uses, the unused ones too."""
+        key_to_id = {storage_key(f): i for i, f in self._skeleton.fake_of.items()}
+        used: dict[int, Stretch] = {}
+        inside_ids = {id(p) for block in self._blocks for p in block.module.parameters()}
+        for stretch in self.stretches:
+            seen = {key_to_id[key] for key in stretch.segment.parameters}
+            if stretch.block is not None:
+                # A repetition ran nothing: its own weights, and the kind's from outside blocks.
+                own = {id(p) for p in stretch.block.module.parameters()}
+                seen = own | (seen - inside_ids)
+            stretch.parameters = seen
+            for identity in seen:
+                used.setdefault(identity, stretch)
+        home = self.stretches[0]
+        for parameter in self._traceable.model.parameters():
+            # Never used: it goes where its neighbour in the model goes.
+            home = used.get(id(parameter), home)
+            home.parameters.add(id(parameter))
+
+
+@contextmanager
+def _as_if_real() -> Iterator[None]:
+    """Keep transformers from treating fake tensors as a compilation.
+
+    It would then build every causal mask in full, because a compiled graph must hold for any
+    input, where a real run finds that no mask is needed.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    is_tracing = getattr(masks, "is_tracing", None)
+    if is_tracing is None:
+        yield
+        return
+    masks.is_tracing = lambda tensor=None: False
+    try:
+        yield
+    finally:
+        masks.is_tracing = is_tracing
+
+
+@contextmanager
+def _explained(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
+    try:
+        yield
+    except LohanError:
+        raise
+    except Exception as error:
+        where = ".".join(tracer.recorder.path) or "the model's own forward"
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no message"
+        raise ConfigError(
+            f"{type(model).__name__} could not be traced; it stopped in {where}",
+            why=f"{type(error).__name__}: {reason}",
+            remedy="pass inputs= that its forward accepts; a forward that branches on the values "
+            "of tensors cannot be traced without computing them",
+        ) from error
+
+
+def _look(tensor: torch.Tensor) -> object:
+    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad
+
+
+def _repetition(inputs: Any, result: Any) -> Callable[[list[Any]], Any] | None:
+    """Return how to make a block's result from its inputs without running it, if one can.
+
+    Each floating output is replaced by the input that looks like it, so that gradients still flow.
+    """
+    leaves, structure = tree_flatten(result)
+    entering = tree_leaves(inputs)
+    sources: list[int | None] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            sources.append(None)
+            continue
+        alike = [
+            place
+            for place, tensor in enumerate(entering)
+            if isinstance(tensor, torch.Tensor)
+            and tensor.shape == leaf.shape
+            and tensor.dtype == leaf.dtype
+            and tensor.requires_grad == leaf.requires_grad
+        ]
+        if not alike:
+            return None
+        sources.append(alike[0])
+
+    def repeat(given: list[Any]) -> Any:
+        stand_ins = [
+            leaf if source is None else given[source]
+            for leaf, source in zip(leaves, sources, strict=True)
+        ]
+        return tree_unflatten(stand_ins, structure)
+
+    return repeat
+
+
+def _distinct_bytes(tensors: Any) -> int:
+    return sum({storage_key(tensor): tensor_bytes(tensor) for tensor in tensors}.values())
+
+
+def _num_tokens(entering: list[torch.Tensor]) -> int | None:
+    shapes = [t.shape for t in entering if t.is_floating_point() and t.dim() == 3]
+    return int(shapes[0][1]) if shapes else None
+
+
+def _what_to_differentiate(result: Any) -> torch.Tensor:
+    tensors = [t for t in tensors_in(result) if t.requires_grad]
+    if not tensors:
+        raise ConfigError(
+            "the model's output has no gradient",
+            why="every parameter is frozen, or forward runs without gradients",
+            remedy="set requires_grad on the parameters to train",
+        )
+    scalars = [tensor for tensor in tensors if tensor.dim() == 0]
+    return (scalars or tensors)[0]
+
+
+def _without_empty_bridges(stretches: list[Stretch]) -> list[Stretch]:
+    return [
+        stretch
+        for stretch in stretches
+        if stretch.label != "bridge" or stretch.segment.num_calls or stretch.parameters
+    ]
