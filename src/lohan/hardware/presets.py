@@ -72,9 +72,10 @@ _SERVER_SSD_PATH = SsdPath(
 )
 _DESKTOP_SSD_PATH = SsdPath(
     is_duplex=True,  # each drive has its own PCIe lanes, and PCIe goes both ways at once
-    # (inferred) eight PCIe 4 lanes between CPU and drives, 15.75e9 before protocol overhead.
-    read_ceiling_bytes_per_second=14e9,
-    write_ceiling_bytes_per_second=14e9,
+    # (inferred) one drive on four PCIe 4 lanes of the CPU, the others behind the eight lanes of
+    # the chipset: 7e9 and 14e9 after protocol overhead.
+    read_ceiling_bytes_per_second=21e9,
+    write_ceiling_bytes_per_second=21e9,
 )
 
 

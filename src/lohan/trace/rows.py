@@ -93,14 +93,18 @@ def overlap_seconds(one: Sequence[Interval], other: Sequence[Interval]) -> float
 
 
 class Dependencies:
-    """Finds, for the spans of one trace, the spans of the tasks they come after."""
+    """Finds, for the spans of one trace, the spans of the tasks they come after.
+
+    A task is looked for in the step of the span, else in the newest step before it: the forward of
+    a step may come after an update of the step before.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self._comes_after = trace.comes_after
-        self._by_task: dict[tuple[int, TaskId], list[Span]] = defaultdict(list)
+        self._by_task: dict[TaskId, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
         for span in trace.spans:
             if span.task is not None:
-                self._by_task[span.step, span.task].append(span)
+                self._by_task[span.task][span.step].append(span)
 
     def of(self, span: Span) -> list[Span]:
         """Return the last span of each task this one had to wait for."""
@@ -108,17 +112,19 @@ class Dependencies:
             return []
         found = []
         for task in self._comes_after.get(span.task, ()):
-            spans = self._by_task.get((span.step, task))
-            if spans:
-                found.append(max(spans, key=lambda other: other.end_seconds))
+            by_step = self._by_task.get(task, {})
+            step = max((step for step in by_step if step <= span.step), default=None)
+            if step is not None:
+                found.append(max(by_step[step], key=lambda other: other.end_seconds))
         return found
 
     def pairs(self) -> Iterator[tuple[Span, Span]]:
         """Return every known dependency once: the span that ended, the span that could begin."""
-        for spans in self._by_task.values():
-            first = min(spans, key=lambda span: span.start_seconds)
-            for earlier in self.of(first):
-                yield earlier, first
+        for by_step in self._by_task.values():
+            for spans in by_step.values():
+                first = min(spans, key=lambda span: span.start_seconds)
+                for earlier in self.of(first):
+                    yield earlier, first
 
     def last_of(self, span: Span) -> Span | None:
         """Return the one that ended last: what the span waited for."""

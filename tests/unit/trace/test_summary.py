@@ -88,6 +88,23 @@ def test_dependencies_hold_within_a_step() -> None:
     assert gpu.waited_seconds == {"ssd_read work": 4}
 
 
+def test_a_task_may_come_after_one_of_the_step_before_but_never_of_a_later_step() -> None:
+    trace = Trace(
+        name="overlap into the next step",
+        is_simulated=True,
+        spans=(
+            span(Lane.CPU, 0, 3, task=TaskId(5), step=0, kind="update"),
+            span(Lane.GPU, 0, 1, task=TaskId(4), step=0),
+            span(Lane.GPU, 3, 4, task=TaskId(6), step=1),
+            span(Lane.CPU, 4, 9, task=TaskId(5), step=2, kind="update"),
+        ),
+        comes_after={TaskId(6): (TaskId(5),), TaskId(4): (TaskId(5),)},
+    )
+    gpu = summarise(trace, end_seconds=4).lane("gpu")
+    assert gpu is not None
+    assert gpu.waited_seconds == {"cpu update": 2}
+
+
 def test_overlap_counts_time_in_which_both_are_busy() -> None:
     overlap = summarise(STEP).overlap_seconds
     assert overlap["gpu", "ssd_read"] == overlap["ssd_read", "gpu"] == 1
