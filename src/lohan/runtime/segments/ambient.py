@@ -1,0 +1,80 @@
+"""Settings around a forward that belong to a thread or to the model, carried along or put aside.
+
+Owns: autocast and grad mode as they were where a block was called (threads do not inherit them);
+switching off, for a step, what a model would do about memory itself (cached keys and values,
+gradient checkpointing). Called by `segments.step` and `segments.block_run`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ambient:
+    """Thread-local settings of PyTorch that change what operators compute."""
+
+    grad_enabled: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast_cache: bool
+
+    @classmethod
+    def here(cls, device_types: tuple[str, ...]) -> "Ambient":
+        """As they are on this thread now."""
+        return cls(
+            grad_enabled=torch.is_grad_enabled(),
+            autocast=tuple(
+                (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in device_types
+            ),
+            autocast_cache=torch.is_autocast_cache_enabled(),
+        )
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Run with these settings."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
+            for kind, enabled, dtype in self.autocast:
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(
+                        torch.autocast(
+                            kind, dtype=dtype, enabled=enabled, cache_enabled=self.autocast_cache
+                        )
+                    )
+            try:
+                yield
+            finally:
+                # Casts of weights are cached by identity, and the weights are about to leave.
+                torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def memory_features_off(model: torch.nn.Module) -> Iterator[None]:
+    """Switch off key-value caches and the model's own gradient checkpointing for a while.
+
+    A cache would be written a second time by the re-run of a block; checkpointing would run
+    blocks a third time. Neither changes a result of training. Known by their transformers names.
+    """
+    owners: list[object] = list(model.modules())
+    configs: dict[int, object] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and not isinstance(config, torch.nn.Module):
+            configs[id(config)] = config
+    changed: list[tuple[object, str]] = []
+    try:
+        for owner in owners:
+            if vars(owner).get("gradient_checkpointing") is True:
+                owner.gradient_checkpointing = False  # type: ignore[attr-defined]
+                changed.append((owner, "gradient_checkpointing"))
+        for config in configs.values():
+            if getattr(config, "use_cache", None) is True:
+                config.use_cache = False  # type: ignore[attr-defined]
+                changed.append((config, "use_cache"))
+        yield
+    finally:
+        for owner, name in changed:
+            setattr(owner, name, True)

@@ -1,0 +1,312 @@
+"""The forward and backward pass of one step over all its micro-batches.
+
+Owns the order: all micro-batches through block k before block k+1, the last segment forward and
+backward at the turn, then blocks in reverse, each run again. Made by `segments.step` for one
+step and thrown away after it; runs on the main thread.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+import torch
+from torch.autograd.graph import Node
+
+from lohan.errors import ConfigError, ScheduleError
+from lohan.runtime.randomness import (
+    DrawLedger,
+    DrawRecorder,
+    DrawsUnknown,
+    Generators,
+    same_state,
+)
+from lohan.runtime.segments.block_run import BlockRunner
+from lohan.runtime.segments.cuts import edge_of, is_exit, leaf_of
+from lohan.runtime.segments.gradients import GradientSums
+from lohan.runtime.segments.hooks import ForwardOrder, SegmentHooks
+from lohan.runtime.segments.micro_batch import MicroBatch, where
+from lohan.runtime.segments.rest_run import rest_backward
+from lohan.runtime.segments.segment_map import Phase, Segment, SegmentKind, SegmentMap
+from lohan.runtime.slots import ParameterSet
+from lohan.runtime.swap_modes import BlockChoices
+from lohan.vocabulary import BlockId
+
+_NOTHING_CHOSEN = BlockChoices()
+
+
+class Passes:
+    """One step in progress."""
+
+    def __init__(
+        self,
+        *,
+        segments: SegmentMap,
+        sets: Mapping[BlockId, ParameterSet],
+        runners: Mapping[BlockId, BlockRunner],
+        hooks: SegmentHooks,
+        choices: Mapping[BlockId, BlockChoices],
+        micro_batches: Sequence[MicroBatch],
+        sums: GradientSums | None,
+        with_backward: frozenset[BlockId],
+    ) -> None:
+        self._segments, self._sets, self._runners = segments, sets, runners
+        self._hooks, self._choices, self._sums = hooks, choices, sums
+        self._micro_batches = list(micro_batches)
+        self.losses: list[torch.Tensor] = []
+        # Whose gradients the hooks of parameters are about, while a block runs backward.
+        self._current: tuple[Segment, MicroBatch] | None = None
+        self._with_backward = with_backward
+        self._stretch = _stretches(segments)
+
+    # Forward
+
+    def forward(
+        self,
+        order: ForwardOrder,
+        *,
+        generators: Generators,
+        ledger: DrawLedger,
+        signatures: Sequence[Hashable],
+    ) -> None:
+        """Run all micro-batches to their losses; with gradients, back through the last segment."""
+        self._generators, self._ledger, self._signatures = generators, ledger, signatures
+        self._order = order
+        self._predict_random_states()
+        everyone = self._micro_batches
+        groups = [everyone] if order is ForwardOrder.LAYER_MAJOR else [[one] for one in everyone]
+        for group in groups:
+            for segment in self._segments:
+                self._visit_forward(segment, group)
+        generators.set_state(everyone[-1].random_state)
+
+    def _visit_forward(self, segment: Segment, group: Sequence[MicroBatch]) -> None:
+        is_turn = segment is self._segments.last and self._sums is not None
+        phase = Phase.TURN if is_turn else Phase.FORWARD
+        self._hooks.before(segment.id, phase)
+        self._check_in_place(segment)
+        for micro_batch in group:
+            if segment.kind is SegmentKind.BLOCK:
+                self._run_block(segment, micro_batch)
+            else:
+                self._run_rest(segment, micro_batch)
+        is_complete = is_turn and group[-1] is self._micro_batches[-1]
+        gradients = self._sums.finish(segment.id) if self._sums and is_complete else None
+        self._hooks.after(segment.id, phase, gradients)
+
+    def _run_block(self, segment: Segment, micro_batch: MicroBatch) -> None:
+        call, micro_batch.call = micro_batch.call, None
+        assert call is not None, "the model has not called the block"
+        self._generators.set_state(micro_batch.random_state)
+        records = self._order is ForwardOrder.MICRO_BATCH_MAJOR
+        with _told(f"in block {segment.name}, forward of micro-batch {micro_batch.index}"):
+            micro_batch.reply, visit = self._runners[segment.id].forward(
+                call,
+                micro_batch=micro_batch.index,
+                choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
+                keys=micro_batch.keys,
+                modes=[DrawRecorder(micro_batch.draws)] if records else [],
+            )
+        if visit is not None:
+            micro_batch.visits[segment.id] = visit
+        self._note_random_state(micro_batch)
+        del call
+        # A rest that follows needs weights of its own, for which all micro-batches wait.
+        if self._segments[BlockId(segment.id + 1)].kind is SegmentKind.BLOCK:
+            self._advance(micro_batch)
+
+    def _run_rest(self, segment: Segment, micro_batch: MicroBatch) -> None:
+        self._advance(micro_batch)
+        if segment is not self._segments.last:
+            return
+        loss = micro_batch.strand.result()
+        self._end_random_numbers(micro_batch)
+        if self._sums is not None:
+            if not loss.requires_grad:
+                raise ConfigError(
+                    f"the loss of micro-batch {micro_batch.index} does not depend on any "
+                    "trainable parameter",
+                    why="there is no gradient to follow",
+                    remedy="unfreeze parameters, and do not detach in the loss function",
+                )
+            with _told(f"backward of {where(micro_batch)}"):
+                rest_backward(
+                    [(edge_of(loss), torch.ones_like(loss))],
+                    pending=micro_batch.pending,
+                    start=micro_batch.starts[-1],
+                    add_to_parameter=self._adder(segment, micro_batch),
+                )
+            self._settle(segment, micro_batch)
+        self.losses.append(loss.detach())
+
+    def _advance(self, micro_batch: MicroBatch) -> None:
+        """Run the model to its next block or its end, and check what it did with its tensors."""
+        self._generators.set_state(micro_batch.random_state)
+        with _told(f"in {where(micro_batch)}"):
+            micro_batch.advance()
+        self._note_random_state(micro_batch)
+        for segment, visit in micro_batch.visits.items():
+            if visit.entered:
+                visit.forget_inputs(f"block {self._segments[segment].name}")
+
+    def _check_in_place(self, segment: Segment) -> None:
+        for needed in segment.needs:
+            if not self._sets[needed].is_bound:
+                raise ScheduleError(
+                    f"segment {segment.name} is to run and the weights of "
+                    f"{self._segments[needed].name} are not in place",
+                    why="`before` must bind the weights of every segment in `Segment.needs`",
+                    remedy="bind them there",
+                )
+
+    # Random numbers
+
+    def _predict_random_states(self) -> None:
+        state = self._generators.state()
+        for micro_batch, signature in zip(self._micro_batches, self._signatures, strict=True):
+            micro_batch.random_state = state
+            is_last = micro_batch is self._micro_batches[-1]
+            if self._order is ForwardOrder.LAYER_MAJOR and not is_last:
+                self._generators.set_state(state)
+                self._ledger.advance(signature)
+                state = micro_batch.random_state_expected = self._generators.state()
+
+    def _note_random_state(self, micro_batch: MicroBatch) -> None:
+        before, now = micro_batch.random_state, self._generators.state()
+        micro_batch.random_state = now
+        expected = micro_batch.random_state_expected
+        if expected is not None and same_state(before, expected) and not same_state(now, before):
+            self._refuse_draws(micro_batch)
+
+    def _end_random_numbers(self, micro_batch: MicroBatch) -> None:
+        expected = micro_batch.random_state_expected
+        if expected is not None and not same_state(micro_batch.random_state, expected):
+            self._refuse_draws(micro_batch)
+        if self._order is ForwardOrder.MICRO_BATCH_MAJOR:
+            self._ledger.learn(self._signatures[micro_batch.index], micro_batch.draws)
+            for later in self._micro_batches[micro_batch.index + 1 :]:
+                later.random_state = micro_batch.random_state
+
+    def _refuse_draws(self, micro_batch: MicroBatch) -> None:
+        self._ledger.forget(self._signatures[micro_batch.index])
+        raise DrawsUnknown(
+            f"{where(micro_batch)} drew random numbers in an amount that was not known",
+            why="later micro-batches started from the state it was expected to leave",
+            remedy="run this step again in micro-batch-major order, which learns the amount",
+        )
+
+    # Backward
+
+    def backward(self) -> None:
+        """From the turn back to the first segment."""
+        for segment in reversed(self._segments.segments[:-1]):
+            if segment.id in self._with_backward or any(
+                segment.id in micro_batch.visits for micro_batch in self._micro_batches
+            ):
+                self._visit_backward(segment)
+        assert not any(len(one.pending) for one in self._micro_batches), "a gradient got lost"
+
+    def _visit_backward(self, segment: Segment) -> None:
+        assert self._sums is not None
+        self._hooks.before(segment.id, Phase.BACKWARD)
+        self._check_in_place(segment)
+        for micro_batch in self._micro_batches:
+            with _told(f"in {segment.name}, backward of micro-batch {micro_batch.index}"):
+                if segment.kind is SegmentKind.BLOCK:
+                    self._block_backward(segment, micro_batch)
+                else:
+                    self._stretch_backward(segment, micro_batch)
+                self._settle(segment, micro_batch)
+        self._hooks.after(segment.id, Phase.BACKWARD, self._sums.finish(segment.id))
+
+    def _block_backward(self, segment: Segment, micro_batch: MicroBatch) -> None:
+        visit = micro_batch.visits.pop(segment.id, None)
+        if visit is not None:
+            self._current = (segment, micro_batch)
+            try:
+                self._runners[segment.id].backward(
+                    visit,
+                    pending=micro_batch.pending,
+                    choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
+                    should_check=micro_batch is self._micro_batches[0],
+                )
+            finally:
+                self._current = None
+        if self._segments[BlockId(segment.id - 1)].kind is SegmentKind.BLOCK:
+            self._settle(segment, micro_batch)
+            self._stretch_backward(segment, micro_batch)
+
+    def _stretch_backward(self, segment: Segment, micro_batch: MicroBatch) -> None:
+        """Back through the rest in front of a block, or the rest that is the segment itself."""
+        start = micro_batch.starts[self._stretch[segment.id]]
+
+        def is_in_stretch(node: Node) -> bool:
+            is_own = leaf_of(node) is None and not is_exit(node)
+            return is_own and node._sequence_nr() >= start
+
+        rest_backward(
+            micro_batch.pending.take_where(is_in_stretch),
+            pending=micro_batch.pending,
+            start=start,
+            add_to_parameter=self._adder(segment, micro_batch),
+        )
+
+    # Gradients of parameters
+
+    def on_gradient(self, parameter: torch.Tensor) -> None:
+        """Hook of every trainable parameter: take its gradient before it takes up room twice."""
+        gradient, parameter.grad = parameter.grad, None
+        assert self._current is not None
+        assert gradient is not None
+        assert isinstance(parameter, torch.nn.Parameter)
+        self._add(*self._current, parameter, gradient)
+
+    def _adder(
+        self, segment: Segment, micro_batch: MicroBatch
+    ) -> Callable[[torch.nn.Parameter, torch.Tensor], None]:
+        return functools.partial(self._add, segment, micro_batch)
+
+    def _add(
+        self,
+        segment: Segment,
+        micro_batch: MicroBatch,
+        parameter: torch.nn.Parameter,
+        gradient: torch.Tensor,
+    ) -> None:
+        # A parameter's gradient is whole once the first segment that uses it has run backward;
+        # until then the sums of different micro-batches must not be mixed.
+        assert self._sums is not None
+        owner = self._sums.owner(parameter)
+        if owner is None or owner > segment.id:
+            raise ScheduleError(
+                f"a parameter of shape {tuple(parameter.shape)} is used in {segment.name} and "
+                "belongs to a later segment or to none",
+                why="the gradients of that segment have left",
+                remedy="name it in `rest_uses` of `map_segments` where it is first used",
+            )
+        micro_batch.pending.put_parameter(parameter, gradient)
+
+    def _settle(self, segment: Segment, micro_batch: MicroBatch) -> None:
+        """The segment is done with a micro-batch: sums of its own parameters are whole."""
+        assert self._sums is not None
+        own = self._sets[segment.id].parameters.values()
+        for parameter, gradient in micro_batch.pending.take_parameters(list(own)):
+            self._sums.add(parameter, gradient)
+
+
+def _stretches(segments: SegmentMap) -> dict[BlockId, int]:
+    """For a block the number of the stretch in front of it, for a rest its own."""
+    numbers, num_blocks = {}, 0
+    for segment in segments:
+        numbers[segment.id] = num_blocks
+        num_blocks += segment.kind is SegmentKind.BLOCK
+    return numbers
+
+
+@contextlib.contextmanager
+def _told(story: str) -> Iterator[None]:
+    """Errors of the user's code keep their type and get told where they happened."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"lohan: {story}")
+        raise

@@ -1,0 +1,212 @@
+"""An ordinary model, driven block by block: the door to this package.
+
+Owns what lasts from step to step (interception, learned draws, block runners) and the tidying up
+when a step fails. Decides nothing: what is stored is in `choices`, where weights and gradients
+are is up to `SegmentHooks`. Called by the engine, on the main thread.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lohan.errors import ConfigError
+from lohan.runtime.randomness import DrawLedger, Generators, signature_of
+from lohan.runtime.segments.ambient import Ambient, memory_features_off
+from lohan.runtime.segments.block_run import BlockRunner
+from lohan.runtime.segments.gradients import GradientSums
+from lohan.runtime.segments.hooks import ForwardOrder, SegmentHooks
+from lohan.runtime.segments.live_keys import LiveKeys
+from lohan.runtime.segments.micro_batch import (
+    BlockInterceptor,
+    LossFunction,
+    MicroBatch,
+    loss_of,
+    run_model,
+)
+from lohan.runtime.segments.passes import Passes
+from lohan.runtime.segments.segment_map import SegmentMap
+from lohan.runtime.slots import ParameterSet, Weights
+from lohan.runtime.swap_modes import ActivationStore, BlockChoices, KeepStore
+from lohan.vocabulary import BlockId
+
+
+class SegmentedModel:
+    """A model whose weights need not be there all at once.
+
+    `step` gives the losses and gradients of this plain loop, bit for bit, and leaves the random
+    generators as it does::
+
+        for batch in micro_batches:
+            loss_fn(model, batch).backward()
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        segments: SegmentMap,
+        *,
+        sets: Mapping[BlockId, ParameterSet],
+        hooks: SegmentHooks,
+        device: torch.device | str = "cpu",
+        store: ActivationStore | None = None,
+        enter_thread: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        """`enter_thread` is entered on the thread of each micro-batch (current device, stream)."""
+        self.model, self.segments = model, segments
+        self._sets, self._hooks, self._enter_thread = dict(sets), hooks, enter_thread
+        self._device = torch.device(device)
+        self._device_types = tuple(dict.fromkeys(("cpu", self._device.type)))
+        self._weights = Weights(self._sets.values())
+        self._generators = Generators([self._device])
+        self._ledger = DrawLedger()
+        self._store = LiveKeys(store if store is not None else KeepStore())
+        self._runners = {
+            block.id: BlockRunner(
+                block=block.id,
+                name=block.name,
+                module=model.get_submodule(block.name),
+                store=self._store,
+                generators=self._generators,
+                weights=self._weights,
+            )
+            for block in segments.blocks
+        }
+        self._interceptor = BlockInterceptor(
+            [block.name for block in segments.blocks],
+            [runner.module for runner in self._runners.values()],
+            self._device_types,
+        )
+
+    def step(
+        self,
+        micro_batches: Sequence[Any],
+        loss_fn: LossFunction | None = None,
+        *,
+        choices: Mapping[BlockId, BlockChoices] | None = None,
+        order: ForwardOrder = ForwardOrder.LAYER_MAJOR,
+    ) -> list[torch.Tensor]:
+        """Forward and backward of all micro-batches; returns their losses.
+
+        Gradients go to `SegmentHooks.after`. If anything fails the model, the store, the
+        generators and the threads are as they were before, and nothing is left to stop.
+
+        Raises:
+            DrawsUnknown: dropout in a batch shape not seen before; run the same step again with
+                `order=ForwardOrder.MICRO_BATCH_MAJOR`.
+            ConfigError: the model does something that cannot be driven block by block.
+        """
+        self._refuse_gradients()
+        return self._run(micro_batches, loss_fn, choices or {}, order, has_gradients=True)
+
+    def evaluate(
+        self, micro_batches: Sequence[Any], loss_fn: LossFunction | None = None
+    ) -> list[torch.Tensor]:
+        """Losses only: forward in layer-major order without gradients."""
+        order = ForwardOrder.LAYER_MAJOR
+        return self._run(micro_batches, loss_fn, {}, order, has_gradients=False)
+
+    def _run(
+        self,
+        batches: Sequence[Any],
+        loss_fn: LossFunction | None,
+        choices: Mapping[BlockId, BlockChoices],
+        order: ForwardOrder,
+        *,
+        has_gradients: bool,
+    ) -> list[torch.Tensor]:
+        if not batches:
+            raise ConfigError(
+                "a step was given no micro-batch",
+                why="there is nothing to compute",
+                remedy="give at least one batch",
+            )
+        micro_batches = self._micro_batches(batches, loss_fn, order, has_gradients)
+        passes = Passes(
+            segments=self.segments,
+            sets=self._sets,
+            runners=self._runners,
+            hooks=self._hooks,
+            choices=choices,
+            micro_batches=micro_batches,
+            sums=GradientSums(self._sets, self._hooks.gradient_buffer) if has_gradients else None,
+            with_backward=self.segments.with_backward(self.model),
+        )
+        more = (self.model.training, has_gradients, torch.is_autocast_enabled("cpu"))
+        signatures = [signature_of(batch, *more) for batch in batches]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._tidy(micro_batches))
+            stack.enter_context(memory_features_off(self.model))
+            stack.enter_context(self._interceptor.installed())
+            stack.enter_context(self._gradient_hooks(passes.on_gradient))
+            passes.forward(
+                order, generators=self._generators, ledger=self._ledger, signatures=signatures
+            )
+            if has_gradients:
+                passes.backward()
+        return passes.losses
+
+    def _micro_batches(
+        self,
+        batches: Sequence[Any],
+        loss_fn: LossFunction | None,
+        order: ForwardOrder,
+        has_gradients: bool,
+    ) -> list[MicroBatch]:
+        with torch.set_grad_enabled(has_gradients):
+            ambient = Ambient.here(self._device_types)
+        num_threads = torch.get_num_threads()
+
+        def body(micro_batch: MicroBatch) -> torch.Tensor:
+            """Runs on the thread of the micro-batch."""
+            return run_model(
+                micro_batch,
+                loss=lambda: loss_of(self.model, batches[micro_batch.index], loss_fn),
+                ambient=ambient,
+                weights=self._weights,
+                interceptor=self._interceptor,
+                enter_thread=self._enter_thread,
+                num_threads=num_threads,
+                records_draws=order is ForwardOrder.MICRO_BATCH_MAJOR,
+            )
+
+        return [MicroBatch(index, body) for index in range(len(batches))]
+
+    @contextlib.contextmanager
+    def _tidy(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:
+        """Leave no thread, stored activation, gradient or random draw of a failed step."""
+        random_state = self._generators.state()
+        try:
+            yield
+        except BaseException:
+            for micro_batch in micro_batches:
+                micro_batch.strand.stop()
+            for parameter in self.model.parameters():
+                parameter.grad = None
+            self._generators.set_state(random_state)
+            self._store.drop_all()
+            raise
+        assert not len(self._store), "an activation was left in the store"
+
+    @contextlib.contextmanager
+    def _gradient_hooks(self, on_gradient: Callable[[torch.Tensor], None]) -> Iterator[None]:
+        handles = [
+            parameter.register_post_accumulate_grad_hook(on_gradient)
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _refuse_gradients(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                raise ConfigError(
+                    f"parameter {name} has a gradient before the step",
+                    why="gradients of a step are collected in flat buffers, starting from none",
+                    remedy="call `model.zero_grad(set_to_none=True)`",
+                )

@@ -1,0 +1,224 @@
+"""Parameters as views into one flat buffer per segment, and what stands in when they are away.
+
+Owns the layout of a segment's parameters in a flat buffer, putting them in place (`bind`) and
+taking them out (`release`). Does not own the buffers nor decide when: the caller does both.
+Gradients use the same layout (`segments.gradients`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from lohan.errors import ConfigError, ScheduleError
+from lohan.model.trace_ops import storage_key
+
+ALIGNMENT_BYTES = 64
+"""Start of each parameter in its flat buffer. PyTorch's own CPU allocations start at such
+addresses, and vendor matrix kernels may round differently at others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSlot:
+    """Place of one parameter in the flat buffer of its segment."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the parameter itself, without padding."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """The parameter's part of a flat buffer of bytes."""
+        part = flat[self.offset_bytes : self.offset_bytes + self.num_bytes]
+        return part.view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterLayout:
+    """Places of all parameters of a segment in one flat buffer."""
+
+    slots: tuple[ParameterSlot, ...]
+    num_bytes: int
+
+    @classmethod
+    def pack(
+        cls,
+        parameters: Mapping[str, torch.Tensor],
+        *,
+        alignment_bytes: int = ALIGNMENT_BYTES,
+    ) -> "ParameterLayout":
+        """Lay parameters out one after the other, each at a multiple of `alignment_bytes`."""
+        slots, end_bytes = [], 0
+        for name, parameter in parameters.items():
+            slot = ParameterSlot(
+                name=name,
+                shape=tuple(parameter.shape),
+                dtype=parameter.dtype,
+                offset_bytes=math.ceil(end_bytes / alignment_bytes) * alignment_bytes,
+            )
+            slots.append(slot)
+            end_bytes = slot.offset_bytes + slot.num_bytes
+        num_bytes = math.ceil(end_bytes / alignment_bytes) * alignment_bytes
+        return cls(slots=tuple(slots), num_bytes=num_bytes)
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in order of their places."""
+        return tuple(slot.name for slot in self.slots)
+
+    def select(self, names: Iterable[str]) -> "ParameterLayout":
+        """The same places for some of the parameters only."""
+        wanted = set(names)
+        kept = tuple(slot for slot in self.slots if slot.name in wanted)
+        return ParameterLayout(slots=kept, num_bytes=self.num_bytes)
+
+
+def bytes_of(flat: torch.Tensor, num_bytes: int, what: str) -> torch.Tensor:
+    """A flat buffer of any element type as bytes, after checking that it is large enough."""
+    if flat.dim() != 1 or not flat.is_contiguous() or flat.nbytes < num_bytes:
+        raise ConfigError(
+            f"{what} needs a flat contiguous buffer of {num_bytes} bytes and was given shape "
+            f"{tuple(flat.shape)} with {flat.nbytes} bytes",
+            why="its parameters are views into that one buffer",
+            remedy="lease a buffer of the layout's `num_bytes`",
+        )
+    return flat.detach().view(torch.uint8)
+
+
+class ParameterSet:
+    """The parameters of one segment: all in place in one flat buffer, or all away.
+
+    An absent parameter keeps its shape (one NaN, expanded with stride 0): autograd compares the
+    shape of a parameter with that of its gradient. Used on the main thread only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, torch.nn.Parameter],
+        layout: ParameterLayout | None = None,
+    ) -> None:
+        self.name = name
+        self.parameters = dict(parameters)
+        self.layout = layout or ParameterLayout.pack(self.parameters)
+        self._flat: torch.Tensor | None = None
+        self._nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        given = {slot.name: (slot.shape, slot.dtype) for slot in self.layout.slots}
+        own = {name: (tuple(p.shape), p.dtype) for name, p in self.parameters.items()}
+        if given != own:
+            differing = sorted(
+                name for name in given.keys() | own.keys() if given.get(name) != own.get(name)
+            )
+            raise ConfigError(
+                f"the layout of {self.name} does not fit its parameters {differing}",
+                why="names, shapes and types of a layout must be those of the model",
+                remedy="make the layout from this model, or load the model it was made from",
+            )
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the parameters are in place. A segment without parameters always is."""
+        return self._flat is not None or not self.parameters
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The buffer the parameters are in, as bytes."""
+        if self._flat is None:
+            raise ScheduleError(
+                f"the weights of {self.name} are not in place",
+                why="they are needed now",
+                remedy="bind them in `before` and release them in `after`",
+            )
+        return self._flat
+
+    def gather(self, flat: torch.Tensor) -> None:
+        """Copy the parameters' present values into `flat`: how a model with data is taken in."""
+        as_bytes = bytes_of(flat, self.layout.num_bytes, self.name)
+        for slot in self.layout.slots:
+            slot.view(as_bytes).copy_(self.parameters[slot.name].detach())
+
+    def bind(self, flat: torch.Tensor) -> None:
+        """Put the parameters in place: from now on they are views into `flat`.
+
+        Owns until: `flat` belongs to this set until `release`. Binding again moves them.
+        """
+        as_bytes = bytes_of(flat, self.layout.num_bytes, self.name)
+        for slot in self.layout.slots:
+            self._set(slot.name, slot.view(as_bytes))
+        self._flat = as_bytes
+
+    def release(self) -> None:
+        """Take the parameters out of the buffer; they keep their shapes. May be called twice."""
+        self._flat = None
+        for slot in self.layout.slots:
+            parameter = self.parameters[slot.name]
+            self._set(slot.name, self._absent(slot, parameter.device))
+
+    def _set(self, name: str, value: torch.Tensor) -> None:
+        parameter = self.parameters[name]
+        if parameter.is_meta != value.is_meta:
+            # A tensor's data cannot be set across the meta device; its whole content can be
+            # exchanged, which keeps the identity that optimizers and tied modules rely on.
+            fresh = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, fresh)
+        else:
+            parameter.data = value
+
+    def take_out(self, device: torch.device) -> None:
+        """Replace parameters (with data, or on meta) by absent ones on `device`."""
+        self._flat = None
+        for slot in self.layout.slots:
+            self._set(slot.name, self._absent(slot, device))
+
+    def _absent(self, slot: ParameterSlot, device: torch.device) -> torch.Tensor:
+        nothing = self._nothing.get((slot.dtype, device))
+        if nothing is None:
+            value = float("nan") if slot.dtype.is_floating_point else 0
+            nothing = torch.full((), value, dtype=slot.dtype, device=device)
+            self._nothing[slot.dtype, device] = nothing
+        return nothing.expand(slot.shape)
+
+    def is_absent(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is (a view of) a parameter of this set that is away."""
+        nothing = self._nothing.get((tensor.dtype, tensor.device))
+        return nothing is not None and storage_key(tensor) == storage_key(nothing)
+
+
+class Weights:
+    """All parameter sets of a model, to ask what a tensor's memory is."""
+
+    def __init__(self, sets: Iterable[ParameterSet]) -> None:
+        self._sets = tuple(sets)
+
+    def find(self, tensor: torch.Tensor) -> ParameterSet | None:
+        """The set in whose buffer the tensor lies."""
+        if tensor.is_meta:
+            return None
+        storage = storage_key(tensor)
+        for own in self._sets:
+            if own.parameters and own.is_bound and storage_key(own.flat) == storage:
+                return own
+        return None
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's memory is that of weights, which leave."""
+        return self.find(tensor) is not None
+
+    def refuse_absent(self, tensor: torch.Tensor, what: str) -> None:
+        """Raise if the tensor is a parameter that is away."""
+        for own in self._sets:
+            if own.is_absent(tensor):
+                raise ScheduleError(
+                    f"weights of {own.name} (shape {tuple(tensor.shape)}) are away and are "
+                    f"needed by {what}",
+                    why="they are in place only where the segment map says they are used",
+                    remedy="name the parameter in `rest_uses` of `map_segments` where it is used",
+                )

@@ -1,0 +1,124 @@
+"""The driver against plain PyTorch: same losses, same gradients, same random numbers after."""
+
+import functools
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from lohan.runtime.segments import (
+    SegmentedModel,
+    SegmentMap,
+    map_segments,
+    observe_rest_uses,
+)
+from lohan.runtime.segments.ambient import memory_features_off
+from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from lohan.vocabulary import BlockId
+from support.operator_list import operators_listed
+from support.plain_training import (
+    ComeAndGo,
+    assert_same_gradients,
+    plain_step,
+    same_bits,
+    step_in_any_order,
+    twin,
+)
+from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS
+
+
+def build(name: str, dropout: float, dtype: torch.dtype) -> torch.nn.Module:
+    torch.manual_seed(7)
+    model = TINY_MODELS[name].build(dropout).to(dtype)
+    model.train()
+    return model
+
+
+def batches_of(name: str, count: int, dtype: torch.dtype) -> list[dict[str, Any]]:
+    return [TINY_MODELS[name].batch(seed, dtype) for seed in range(count)]
+
+
+@functools.cache
+def rest_uses_of(name: str) -> list[list[str]]:
+    model, batch = build(name, 0.0, torch.float32), batches_of(name, 1, torch.float32)[0]
+    loss_fn = LOSS_FUNCTIONS.get(name)
+    run = (lambda: loss_fn(model, batch)) if loss_fn else (lambda: model(**batch))
+    return observe_rest_uses(model, TINY_MODELS[name].runs, run)
+
+
+def segments_of(name: str, model: torch.nn.Module) -> SegmentMap:
+    return map_segments(model, TINY_MODELS[name].runs, rest_uses_of(name))
+
+
+@functools.cache
+def storable_of(name: str, dropout: float, dtype: torch.dtype) -> dict[str, list[int]]:
+    """Ordinals that may be stored, by block, listed while the plain model runs."""
+    model = build(name, dropout, dtype)
+    loss_fn = LOSS_FUNCTIONS.get(name)
+    with operators_listed(model, TINY_MODELS[name].runs) as listed, memory_features_off(model):
+        plain_step(model, batches_of(name, 1, dtype), loss_fn)
+    return {
+        path: [call.ordinal for call in calls if call.can_store] for path, calls in listed.items()
+    }
+
+
+def choices_of(
+    kind: str, name: str, segments: SegmentMap, dropout: float, dtype: torch.dtype
+) -> dict[BlockId, BlockChoices]:
+    if kind == "recompute":
+        return {}
+    pick = random.Random(f"{kind} {name} {dropout}")
+    choices = {}
+    for block in segments.blocks:
+        can = storable_of(name, dropout, dtype)[block.name]
+        chosen = can if kind == "everything" else [one for one in can if pick.random() < 0.4]
+        choices[block.id] = BlockChoices(stored=frozenset(chosen))
+    return choices
+
+
+COMBINATIONS = [
+    (name, dropout, dtype, num_micro_batches, kind)
+    for name in TINY_MODELS
+    for dropout, dtype, num_micro_batches, kind in [
+        (0.0, torch.float32, 1, "recompute"),
+        (0.0, torch.bfloat16, 3, "everything"),
+        (0.0, torch.float32, 4, "some"),
+        (0.2, torch.bfloat16, 1, "some"),
+        (0.2, torch.float32, 3, "everything"),
+        (0.2, torch.bfloat16, 4, "recompute"),
+    ]
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dropout", "dtype", "num_micro_batches", "kind"),
+    COMBINATIONS,
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_two_steps_equal_plain_training_bit_for_bit(
+    name: str, dropout: float, dtype: torch.dtype, num_micro_batches: int, kind: str
+) -> None:
+    model = build(name, dropout, dtype)
+    plain = twin(model)
+    segments = segments_of(name, model)
+    sets = segments.parameter_sets(model)
+    hooks, store = ComeAndGo(segments, sets), KeepStore()
+    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store)
+    batches, loss_fn = batches_of(name, num_micro_batches, dtype), LOSS_FUNCTIONS.get(name)
+    choices = choices_of(kind, name, segments, dropout, dtype)
+
+    for step in range(2):
+        torch.manual_seed(100 + step)
+        expected_losses, expected = plain_step(plain, batches, loss_fn)
+        expected_state, expected_next = torch.get_rng_state(), torch.rand(3)
+
+        torch.manual_seed(100 + step)
+        hooks.gradients.clear()
+        losses = step_in_any_order(driven, hooks, batches, loss_fn=loss_fn, choices=choices)
+
+        assert all(map(same_bits, losses, expected_losses))
+        assert_same_gradients(hooks.gradients, expected)
+        assert torch.equal(torch.get_rng_state(), expected_state)
+        assert torch.equal(torch.rand(3), expected_next)
+        assert len(store) == 0
