@@ -9,7 +9,7 @@
 
 #include "lohan/drive.hpp"
 
-#if defined(__linux__) && __has_include(<linux/io_uring.h>)
+#if !defined(LOHAN_WITHOUT_URING) && defined(__linux__) && __has_include(<linux/io_uring.h>)
 #define LOHAN_HAS_URING 1
 #else
 #define LOHAN_HAS_URING 0

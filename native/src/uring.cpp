@@ -1,6 +1,6 @@
 // See uring.hpp. The memory order of the shared indices follows io_uring(7): an index written by the
 // kernel is read with acquire, one written for the kernel is stored with release.
-#if defined(__linux__) && __has_include(<linux/io_uring.h>)
+#if !defined(LOHAN_WITHOUT_URING) && defined(__linux__) && __has_include(<linux/io_uring.h>)
 
 #include "lohan/uring.hpp"
 
