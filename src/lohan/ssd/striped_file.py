@@ -324,9 +324,10 @@ class StripedFile:
         return error
 
     def close(self, *, should_delete: bool = False) -> None:
-        """Finish what was started, close the files; delete them if asked. Twice is fine.
+        """Finish what was started, close the files; delete them if asked.
 
         Only files this object made or took over are deleted, and only if they are still the same.
+        A second call does nothing.
         """
         with self._lock:
             if self._is_closed:

@@ -1,0 +1,203 @@
+"""What only the engines with native threads can get wrong."""
+
+import errno
+import gc
+import multiprocessing
+import os
+import pathlib
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lohan.errors import ConfigError, ScheduleError
+from lohan.ssd import Access, DriveSettings, NativeEngine, Priority, native_engine
+from support.ssd_engines import NATIVE, PAGE, Bench, make_engine, nothing_leaks, random_bytes
+
+MIB = 2**20
+
+
+@pytest.fixture(params=NATIVE)
+def bench(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Bench]:
+    with nothing_leaks():
+        settings = DriveSettings(max_requests=4, max_bytes=MIB, block_bytes=4 * PAGE)
+        bench = Bench(make_engine(request.param), str(tmp_path / "f"), settings, 4 * MIB)
+        yield bench
+        bench.close()
+
+
+def stall(bench: Bench, num_retries: int) -> None:
+    """Make the next attempts fail with EAGAIN: the request takes about a millisecond for each."""
+    assert isinstance(bench.engine, NativeEngine)
+    for number in range(1, num_retries + 1):
+        bench.engine.replace_result(bench.drive, number, -errno.EAGAIN)
+
+
+def test_requests_go_on_while_a_thread_keeps_the_interpreter_busy(bench: Bench) -> None:
+    buffer = bench.buffer(4 * MIB)
+    engine = bench.engine
+    ticket = engine.start_read(bench.file, 0, buffer.address, 4 * MIB, Priority.COMPUTE_WAITS)
+    # The interpreter is never given up here: the engine's threads need nothing from it.
+    while not engine.is_done(ticket):
+        pass
+    assert engine.counters(bench.drive).num_blocks == 4 * MIB // (4 * PAGE)
+
+
+def test_a_wait_lets_other_threads_run(bench: Bench) -> None:
+    engine, buffer = bench.engine, bench.buffer(PAGE)
+    stall(bench, 500)
+    ticket = engine.start_read(bench.file, 0, buffer.address, PAGE, Priority.COMPUTE_WAITS)
+    is_waiting = threading.Event()
+
+    def wait() -> None:
+        is_waiting.set()
+        engine.wait(ticket)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    is_waiting.wait()
+    seen = set()
+    while not engine.is_done(ticket):
+        seen.add(engine.counters(bench.drive).num_retried)
+    thread.join()
+    # A wait that held on to the interpreter would let this thread see the first moment and the end.
+    assert len(seen) > 100
+
+
+def test_a_forked_child_is_refused_and_does_no_harm(bench: Bench) -> None:
+    buffer = bench.buffer(PAGE, 5)
+
+    def in_child(answers: "multiprocessing.connection.Connection") -> None:
+        try:
+            bench.engine.start_read(bench.file, 0, buffer.address, PAGE, Priority.PREFETCH)
+            answers.send("accepted")
+        except ScheduleError as error:
+            answers.send(str(error))
+
+    receiver, sender = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=in_child, args=(sender,))
+    process.start()
+    assert receiver.poll(30)
+    assert "belongs to another process" in receiver.recv()
+    process.join(30)
+    assert process.exitcode == 0
+    process.close()
+    receiver.close()
+    sender.close()
+    engine = bench.engine
+    engine.wait(engine.start_write(bench.file, 0, buffer.address, PAGE, Priority.PREFETCH))
+
+
+def test_ctrl_c_ends_a_wait_and_loses_no_ticket(bench: Bench) -> None:
+    buffer = bench.buffer(PAGE, random_bytes(PAGE))
+    engine = bench.engine
+    stall(bench, 950)
+    ticket = engine.start_write(bench.file, 0, buffer.address, PAGE, Priority.WRITE_BACK)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(KeyboardInterrupt):
+            engine.wait(ticket)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not engine.is_done(ticket)
+    engine.wait(ticket)
+    assert pathlib.Path(bench.path).read_bytes()[:PAGE] == buffer.array().tobytes()
+
+
+def test_an_engine_nobody_closed_cleans_up_after_itself(tmp_path: pathlib.Path) -> None:
+    for name in NATIVE:
+        with nothing_leaks():
+            engine = make_engine(name)
+            bench = Bench(engine, str(tmp_path / name), DriveSettings(), MIB)
+            buffer = bench.buffer(MIB, 9)
+            ticket = engine.start_write(bench.file, 0, buffer.address, MIB, Priority.WRITE_BACK)
+            bench.engine = None  # type: ignore[assignment]
+            bench.file = None  # type: ignore[assignment]
+            del engine
+            gc.collect()
+            assert ticket.native.is_done  # type: ignore[attr-defined]
+            assert ticket.native.error_number == 0  # type: ignore[attr-defined]
+            bench.pool.take_back(buffer)
+            bench.pool.close()
+            assert set((tmp_path / name).read_bytes()) == {9}
+
+
+def test_a_filesystem_that_refuses_direct_io_gets_buffered_files(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    real_open = os.open
+
+    def open_buffered(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            # As tmpfs did before Linux 6.6: the file is made, then the flag is refused.
+            os.close(real_open(path, flags & ~os.O_DIRECT, mode))
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real_open(path, flags, mode)
+
+    monkeypatch.setattr(native_engine.os, "open", open_buffered)
+    engine = bench.engine
+    file = engine.create_file(str(tmp_path / "buffered"), drive=bench.drive)
+    assert file.access is Access.BUFFERED
+    buffer, target = bench.buffer(MIB, random_bytes(MIB)), bench.buffer(MIB)
+    engine.wait(engine.start_write(file, 0, buffer.address, MIB, Priority.WRITE_BACK))
+    engine.wait(engine.start_flush(file))
+    engine.wait(engine.start_read(file, 0, target.address, MIB, Priority.PREFETCH))
+    assert np.array_equal(buffer.array(), target.array())
+    engine.close_file(file)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_requests": 0},
+        {"max_requests": 5000},
+        {"block_bytes": 0},
+        {"block_bytes": 4097},
+        {"block_bytes": 2**31},
+        {"max_bytes": 0},
+        {"fairness_bytes": 0},
+    ],
+)
+def test_impossible_drive_settings_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        DriveSettings(**options)  # type: ignore[arg-type]
+
+
+def test_io_uring_that_is_refused_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_engine._native, "probe_uring", lambda: errno.EPERM)
+    with pytest.raises(PermissionError):
+        NativeEngine(is_uring=True)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_requests_leave_nothing_behind(bench: Bench) -> None:
+    engine, file = bench.engine, bench.file
+    buffer = bench.buffer(64 * PAGE, 1)
+
+    def cycle(count: int) -> None:
+        for start in range(0, count, 500):
+            tickets = []
+            for n in range(start, start + 500):
+                begin = engine.start_write if n % 3 == 0 else engine.start_read
+                place = n % 64 * PAGE
+                tickets.append(begin(file, place, buffer.address + place, PAGE, Priority(n % 4)))
+            for ticket in tickets:
+                engine.wait(ticket)
+
+    cycle(5_000)
+    before = resident_bytes()
+    with nothing_leaks():
+        cycle(100_000)
+    assert resident_bytes() - before < 4 * MIB
+    counters = engine.counters(bench.drive)
+    assert counters.num_started == counters.num_finished == 105_000
+    assert counters.num_failed == 0

@@ -1,0 +1,388 @@
+import json
+import pathlib
+import stat
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lohan.errors import (
+    CheckpointError,
+    ConfigError,
+    Corrupt,
+    OutOfSpace,
+    ScheduleError,
+    ShortTransfer,
+    StorageError,
+)
+from lohan.ssd import (
+    Buffer,
+    BufferPool,
+    DriveSettings,
+    Extent,
+    IoEngine,
+    MemoryEngine,
+    RunDirectories,
+    StripedFile,
+    verify_extent,
+)
+from support.ssd_engines import MAKERS, PAGE, cut_short, make_engine, nothing_leaks, random_bytes
+
+CHUNK = 4 * PAGE
+
+
+class Rig:
+    """A run over some directories with one striped file and a buffer for it."""
+
+    def __init__(
+        self, engine: IoEngine, directories: list[pathlib.Path], **options: object
+    ) -> None:
+        self.engine = engine
+        self.directories = directories
+        self.run = RunDirectories.create(directories, "unit")
+        options = {"capacity_bytes": 16 * CHUNK, "chunk_bytes": CHUNK, **options}
+        self.file = StripedFile.create(self.run, name="f", engine=engine, **options)  # type: ignore[arg-type]
+        self.pool = BufferPool(name="rig", slot_bytes=32 * CHUNK, num_slots=2)
+        self.source: Buffer = self.pool.lease()
+        self.target: Buffer = self.pool.lease()
+        self.source.array()[:] = random_bytes(32 * CHUNK)
+
+    def write(self, extent: Extent, nbytes: int, offset_bytes: int = 0, seed: int = 0) -> None:
+        self.source.array()[:nbytes] = random_bytes(nbytes, seed)
+        self.file.wait(
+            self.file.start_write(
+                extent, address=self.source.address, nbytes=nbytes, offset_bytes=offset_bytes
+            )
+        )
+
+    def read(
+        self, extent: Extent, nbytes: int, offset_bytes: int = 0, should_verify: bool = False
+    ) -> bytes:
+        self.target.array()[:] = 0
+        self.file.wait(
+            self.file.start_read(
+                extent,
+                address=self.target.address,
+                nbytes=nbytes,
+                offset_bytes=offset_bytes,
+                should_verify=should_verify,
+            )
+        )
+        return self.target.array()[:nbytes].tobytes()
+
+    def verify(self, extent: Extent, nbytes: int = 8 * PAGE) -> None:
+        verify_extent(self.file, extent, address=self.target.address, nbytes=nbytes)
+
+    def damage(self, drive: int, offset_bytes: int) -> None:
+        """Flip a bit of a drive's file, as a bad drive would."""
+        path = self.file.paths[drive]
+        if isinstance(self.engine, MemoryEngine):
+            self.engine._contents[path][offset_bytes] ^= 1
+            return
+        with open(path, "r+b") as file:
+            file.seek(offset_bytes)
+            byte = file.read(1)[0]
+            file.seek(offset_bytes)
+            file.write(bytes([byte ^ 1]))
+
+    def close(self) -> None:
+        self.file.close(should_delete=True)
+        self.run.close(should_delete=True)
+        self.pool.take_back(self.source)
+        self.pool.take_back(self.target)
+        self.pool.close()
+        self.engine.close()
+        assert [list(directory.iterdir()) for directory in self.directories] == [
+            [] for _ in self.directories
+        ]
+
+
+def make_directories(root: pathlib.Path, count: int) -> list[pathlib.Path]:
+    directories = [root / f"ssd{n}" for n in range(count)]
+    for directory in directories:
+        directory.mkdir()
+    return directories
+
+
+@pytest.fixture(params=MAKERS)
+def rig(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Rig]:
+    with nothing_leaks():
+        rig = Rig(make_engine(request.param), make_directories(tmp_path, 2))
+        yield rig
+        rig.close()
+
+
+@pytest.mark.parametrize("engine_name", MAKERS)
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 1.0], [7.0, 3.0, 3.5]])
+def test_ranges_over_any_number_of_directories_come_back(
+    engine_name: str, weights: list[float], tmp_path: pathlib.Path
+) -> None:
+    with nothing_leaks():
+        directories = make_directories(tmp_path, len(weights))
+        rig = Rig(make_engine(engine_name), directories, weights=weights)
+        first, second = rig.file.allocate(5 * CHUNK + 1), rig.file.allocate(3 * CHUNK)
+        rig.write(first, first.nbytes, seed=1)
+        rig.write(second, second.nbytes, seed=2)
+        assert rig.read(first, first.nbytes) == random_bytes(first.nbytes, 1).tobytes()
+        assert rig.read(second, second.nbytes) == random_bytes(second.nbytes, 2).tobytes()
+        middle = rig.read(first, 2 * CHUNK, offset_bytes=CHUNK + PAGE)
+        expected = random_bytes(first.nbytes, 1).tobytes()
+        assert middle == expected[CHUNK + PAGE : 3 * CHUNK + PAGE]
+        rig.close()
+
+
+def test_files_are_private_and_reserved_in_full(tmp_path: pathlib.Path) -> None:
+    rig = Rig(make_engine("threads"), make_directories(tmp_path, 2))
+    for path in map(pathlib.Path, rig.file.paths):
+        status = path.stat()
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert status.st_size == 8 * CHUNK
+        assert status.st_blocks * 512 >= 8 * CHUNK
+    rig.close()
+
+
+def test_freed_extents_are_used_again_and_growth_adds_room(rig: Rig) -> None:
+    file = rig.file
+    first = file.allocate(10 * CHUNK)
+    second = file.allocate(6 * CHUNK)
+    with pytest.raises(OutOfSpace, match=r"0 B of 256\.0 KiB are free"):
+        file.allocate(1)
+    file.free(first)
+    assert file.allocate(2 * CHUNK).offset_bytes == 0
+    rig.write(second, second.nbytes, seed=3)
+    file.grow(40 * CHUNK)
+    third = file.allocate(20 * CHUNK)
+    rig.write(third, 20 * CHUNK, seed=4)
+    assert rig.read(third, 20 * CHUNK) == random_bytes(20 * CHUNK, 4).tobytes()
+    assert rig.read(second, second.nbytes) == random_bytes(second.nbytes, 3).tobytes()
+    file.grow(1)
+    assert file.layout.capacity_bytes == 40 * CHUNK
+
+
+def test_freed_or_foreign_extents_are_refused(rig: Rig) -> None:
+    extent = rig.file.allocate(CHUNK)
+    rig.file.free(extent)
+    with pytest.raises(ScheduleError, match="not allocated"):
+        rig.file.free(extent)
+    with pytest.raises(ScheduleError, match="not allocated"):
+        rig.read(extent, CHUNK)
+
+
+def test_requests_outside_the_extent_or_unaligned_are_refused(rig: Rig) -> None:
+    extent = rig.file.allocate(2 * CHUNK)
+    for nbytes, offset in ((3 * CHUNK, 0), (CHUNK, 2 * CHUNK), (0, 0), (PAGE, -PAGE)):
+        with pytest.raises(ScheduleError, match="inside its extent"):
+            rig.read(extent, nbytes, offset)
+    with pytest.raises(StorageError, match="multiples of 4096"):
+        rig.read(extent, 100)
+    with pytest.raises(StorageError, match="multiples of 4096"):
+        rig.file.start_write(extent, address=rig.source.address + 8, nbytes=PAGE)
+
+
+def test_verified_reads_pass_in_any_pieces_that_end_at_chunks(rig: Rig) -> None:
+    extent = rig.file.allocate(8 * CHUNK)
+    rig.write(extent, 8 * CHUNK)
+    whole = random_bytes(8 * CHUNK).tobytes()
+    assert rig.read(extent, 8 * CHUNK, should_verify=True) == whole
+    assert rig.read(extent, 2 * CHUNK, CHUNK, should_verify=True) == whole[CHUNK : 3 * CHUNK]
+
+
+def test_a_changed_bit_is_found_with_its_place(rig: Rig) -> None:
+    extent = rig.file.allocate(8 * CHUNK)
+    rig.write(extent, 8 * CHUNK)
+    rig.damage(1, CHUNK + 10)
+    ticket = rig.file.start_read(
+        extent, address=rig.target.address, nbytes=8 * CHUNK, should_verify=True
+    )
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="checksum") as caught:
+            rig.file.wait(ticket)
+        assert (caught.value.path, caught.value.offset_bytes) == (rig.file.paths[1], CHUNK)
+    with pytest.raises(Corrupt):
+        rig.verify(extent)
+    rig.read(extent, CHUNK, should_verify=True)
+
+
+def test_a_range_without_whole_checksums_cannot_be_verified(rig: Rig) -> None:
+    extent = rig.file.allocate(4 * CHUNK)
+    with pytest.raises(StorageError, match="cannot be verified"):
+        rig.read(extent, CHUNK, should_verify=True)
+    rig.write(extent, 4 * CHUNK)
+    rig.write(extent, PAGE, offset_bytes=PAGE)
+    with pytest.raises(StorageError, match="cannot be verified"):
+        rig.read(extent, CHUNK, should_verify=True)
+    with pytest.raises(StorageError, match="cannot be verified"):
+        rig.verify(extent)
+    rig.read(extent, CHUNK, CHUNK, should_verify=True)
+
+
+def test_a_freed_extent_takes_its_checksums_along(rig: Rig) -> None:
+    extent = rig.file.allocate(2 * CHUNK)
+    rig.write(extent, 2 * CHUNK)
+    rig.file.free(extent)
+    again = rig.file.allocate(2 * CHUNK)
+    assert again == extent
+    with pytest.raises(StorageError, match="cannot be verified"):
+        rig.read(again, CHUNK, should_verify=True)
+
+
+def test_checksums_can_be_left_out(tmp_path: pathlib.Path) -> None:
+    rig = Rig(make_engine("threads"), make_directories(tmp_path, 1), should_checksum=False)
+    extent = rig.file.allocate(CHUNK)
+    rig.write(extent, CHUNK)
+    assert rig.file.checksums.stretches() == ()
+    rig.close()
+
+
+@pytest.mark.parametrize("nbytes", [2 * PAGE, 3 * PAGE, 6 * PAGE, 64 * PAGE])
+def test_an_extent_is_verified_through_a_buffer_of_any_size(rig: Rig, nbytes: int) -> None:
+    extent = rig.file.allocate(5 * CHUNK + PAGE)
+    rig.write(extent, extent.nbytes)
+    rig.verify(extent, nbytes)
+    rig.damage(0, 0)
+    with pytest.raises(Corrupt):
+        rig.verify(extent, nbytes)
+    with pytest.raises(ConfigError, match="two pages are the least"):
+        rig.verify(extent, PAGE)
+
+
+def test_a_saved_file_is_attached_again_with_its_directories_in_any_order(rig: Rig) -> None:
+    first, second = rig.file.allocate(6 * CHUNK), rig.file.allocate(PAGE)
+    rig.write(first, first.nbytes, seed=5)
+    rig.write(second, PAGE, seed=6)
+    fields = json.loads(json.dumps(rig.file.to_json()))
+    assert len(fields["checksums"]["stretches"]) == 2
+    rig.file.close()
+    rig.run.close()
+    run = RunDirectories.attach(list(reversed(rig.directories)), "unit")
+    rig.run, rig.file = run, StripedFile.attach(run, fields, engine=rig.engine)
+    assert rig.file.extents == (first, second)
+    assert rig.file.to_json() == fields
+    rig.verify(first)
+    # Verifying as a whole made the parts known again.
+    rig.read(first, CHUNK, CHUNK, should_verify=True)
+    assert rig.file.to_json() == fields
+    assert rig.read(second, PAGE, should_verify=True) == random_bytes(PAGE, 6).tobytes()
+    with pytest.raises(OutOfSpace):
+        rig.file.allocate(11 * CHUNK)
+
+
+def test_a_short_or_missing_file_is_refused_on_attach(rig: Rig) -> None:
+    fields = rig.file.to_json()
+    rig.file.close()
+    cut_short(rig.engine, rig.file.paths[1], CHUNK)
+    with pytest.raises(ShortTransfer, match="asked 131072 bytes, got 16384 bytes"):
+        StripedFile.attach(rig.run, fields, engine=rig.engine)
+    with pytest.raises(StorageError, match="in none of the 2 SSD directories"):
+        StripedFile.attach(rig.run, {**fields, "name": "other"}, engine=rig.engine)
+    rig.file = StripedFile.create(
+        rig.run, name="g", engine=rig.engine, capacity_bytes=CHUNK, chunk_bytes=CHUNK
+    )
+    for path in fields["name"] + ".0.bin", fields["name"] + ".1.bin":
+        for directory in rig.run.paths:
+            (pathlib.Path(directory) / path).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("version", 2),
+        ("version", None),
+        ("layout", {}),
+        ("layout", {"version": 1, "chunk_bytes": 5}),
+        ("extents", [[0, 5]]),
+        ("extents", [[0, PAGE], [0, PAGE]]),
+        ("extents", [[0, 10**12]]),
+        ("extents", 7),
+        ("checksums", {"version": 1, "algorithm": "md5", "stretches": []}),
+        ("checksums", {"version": 1, "algorithm": "crc32c", "stretches": [[0, 8, 1], [4, 8, 1]]}),
+        ("checksums", {"version": 9}),
+    ],
+)
+def test_saved_fields_that_make_no_sense_are_refused(rig: Rig, key: str, value: object) -> None:
+    fields = {**rig.file.to_json(), key: value}
+    with pytest.raises(CheckpointError):
+        StripedFile.attach(rig.run, fields, engine=rig.engine)
+
+
+def test_attaching_with_fewer_directories_is_refused(rig: Rig) -> None:
+    fields = rig.file.to_json()
+    fields["layout"]["num_drives"] = 3
+    with pytest.raises(CheckpointError, match="lies on 3 SSD directories, 2 are given"):
+        StripedFile.attach(rig.run, fields, engine=rig.engine)
+
+
+def test_a_file_is_not_made_over_one_that_exists(rig: Rig) -> None:
+    with pytest.raises(StorageError, match="it is there already"):
+        StripedFile.create(rig.run, name="f", engine=rig.engine, capacity_bytes=CHUNK)
+    extent = rig.file.allocate(CHUNK)
+    rig.write(extent, CHUNK)
+
+
+def test_lists_must_have_one_entry_per_directory(rig: Rig) -> None:
+    for options in ({"weights": [1.0]}, {"settings": [DriveSettings()]}):
+        with pytest.raises(ConfigError, match="for 2 SSD directories"):
+            StripedFile.create(
+                rig.run,
+                name="g",
+                engine=rig.engine,
+                capacity_bytes=1,
+                **options,  # type: ignore[arg-type]
+            )
+
+
+def test_a_closed_file_refuses_everything(rig: Rig) -> None:
+    extent = rig.file.allocate(CHUNK)
+    rig.file.close(should_delete=True)
+    rig.file.close(should_delete=True)
+    for call in (
+        lambda: rig.file.allocate(1),
+        lambda: rig.file.free(extent),
+        lambda: rig.file.grow(100 * CHUNK),
+        lambda: rig.read(extent, CHUNK),
+        rig.file.start_flush,
+    ):
+        with pytest.raises(ScheduleError, match="after it was closed"):
+            call()
+
+
+def test_close_finishes_what_nobody_waited_for(rig: Rig) -> None:
+    extent = rig.file.allocate(8 * CHUNK)
+    ticket = rig.file.start_write(extent, address=rig.source.address, nbytes=8 * CHUNK)
+    rig.file.close()
+    assert rig.file.is_done(ticket)
+    rig.file.wait(ticket)
+    assert len(rig.file.checksums.stretches()) == 8
+    for path in rig.file.paths:
+        pathlib.Path(path).unlink(missing_ok=True)
+
+
+def test_threads_share_a_striped_file(rig: Rig) -> None:
+    extents = [rig.file.allocate(4 * CHUNK) for _ in range(4)]
+    mistakes: list[int] = []
+
+    def work(number: int) -> None:
+        start = number * 4 * CHUNK
+        for round_number in range(10):
+            expected = random_bytes(4 * CHUNK, seed=100 * number + round_number)
+            rig.source.array()[start : start + 4 * CHUNK] = expected
+            for call, buffer in (
+                (rig.file.start_write, rig.source),
+                (rig.file.start_read, rig.target),
+            ):
+                rig.file.wait(
+                    call(extents[number], address=buffer.address + start, nbytes=4 * CHUNK)
+                )
+            if not np.array_equal(rig.target.array()[start : start + 4 * CHUNK], expected):
+                mistakes.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert mistakes == []
+    for extent in extents:
+        rig.verify(extent)
