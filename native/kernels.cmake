@@ -16,7 +16,7 @@ set_source_files_properties(native/src/kernels_portable.cpp PROPERTIES COMPILE_O
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND LOHAN_KERNEL_SOURCES native/src/kernels_avx2.cpp native/src/kernels_avx512.cpp)
   set_source_files_properties(native/src/kernels_avx2.cpp PROPERTIES COMPILE_OPTIONS
-                              "${LOHAN_KERNEL_FLAGS};-mavx2")
+                              "${LOHAN_KERNEL_FLAGS};-mavx2;-mtune=skylake")
   set_source_files_properties(
     native/src/kernels_avx512.cpp
     PROPERTIES
