@@ -50,6 +50,18 @@ class Exact {
     std::unique_ptr<T[]> room_;
 };
 
+// Results in the order they are made: one number for all platforms to agree on.
+std::uint64_t checksum = 14695981039346656037ull;
+
+template <class T>
+void note(const Exact<T> &array) {
+    unsigned char byte;
+    for (std::size_t i = 0; i < array.count() * sizeof(T); ++i) {
+        std::memcpy(&byte, reinterpret_cast<const char *>(array.begin()) + i, 1);
+        checksum = (checksum ^ byte) * 1099511628211ull;
+    }
+}
+
 void fill(const Exact<float> &array, bool is_positive) {
     for (std::size_t i = 0; i < array.count(); ++i) {
         std::uint32_t bits = random_bits();
@@ -71,6 +83,8 @@ void copy(const Exact<T> &from, const Exact<T> &to) {
 
 // The set every processor of this architecture has.
 std::string baseline() { return available_isas().back(); }
+
+constexpr std::uint64_t expected_checksum = 0x96597dd1c611388dull;
 
 const StepScalars scalars = {0.9f, 0.1f, 0.999f, 0.001f, 1e-8f, 0.5f};
 
@@ -97,14 +111,16 @@ void copy(const Split &from, const Split &to) {
     copy(from.v32, to.v32);
 }
 
-void test_split_and_join(std::size_t count, const CallOptions &options) {
+void test_split_and_join(std::size_t count, unsigned num_threads) {
     Exact<float> masters(count, 1), joined(count, 3);
     Split split(count, 1);
     fill(masters, false);
     fill(split.v32, true);
-    split_masters(masters.begin(), split.state(), count, options);
-    join_masters(split.state(), joined.begin(), count, options);
-    CHECK(joined == masters);
+    for (const std::string &isa : available_isas()) {
+        split_masters(masters.begin(), split.state(), count, {num_threads, isa});
+        join_masters(split.state(), joined.begin(), count, {num_threads, isa});
+        CHECK(joined == masters);
+    }
 }
 
 void test_updates_agree(std::size_t count, unsigned num_threads) {
@@ -125,6 +141,10 @@ void test_updates_agree(std::size_t count, unsigned num_threads) {
         Split expected(count, 0);
         copy(start, expected);
         adamw_split(grad, as, expected.state(), count, ranges_of(count), scalars, {1, baseline()});
+        note(expected.p16);
+        note(expected.lo16);
+        note(expected.m32);
+        note(expected.v32);
         for (const std::string &isa : available_isas()) {
             Split got(count, 5);
             copy(start, got);
@@ -149,6 +169,8 @@ void test_updates_agree(std::size_t count, unsigned num_threads) {
                          has_p16 ? p16_many.begin() : nullptr},
                         static_cast<Compute>(compute), count, ranges_of(count), scalars,
                         {num_threads, ""});
+            note(p_one);
+            note(p16_one);
             CHECK(p_one == p_many && m_one == m_many && v_one == v_many && p16_one == p16_many);
         }
     }
@@ -167,6 +189,7 @@ void test_sums_agree(std::size_t count, unsigned num_threads) {
         CHECK(num_nonfinite == expected);
         CHECK(one == many);
     }
+    note(one);
     const double total = combined_leaf_sums(one.begin(), num_leaves);
     CHECK(count != 0 || total == 0.0);
 }
@@ -182,6 +205,7 @@ void test_conversions(std::size_t count, unsigned num_threads) {
             convert(narrow.begin(), format, back.begin(), Format::fp32, count, options);
             convert(back.begin(), Format::fp32, again.begin(), format, count, options);
             CHECK(narrow == again);
+            if (isa == baseline()) note(narrow);
         }
     }
 }
@@ -270,8 +294,7 @@ void test_concurrent_callers() {
 int main() {
     for (const std::size_t count : {0u, 1u, 3u, 15u, 16u, 17u, 63u, 1023u, 1025u, 4097u, 150001u}) {
         const unsigned num_threads = count > 100000 ? 4 : 2;
-        for (const std::string &isa : available_isas())
-            test_split_and_join(count, {num_threads, isa});
+        test_split_and_join(count, num_threads);
         test_updates_agree(count, num_threads);
         test_sums_agree(count, num_threads);
         test_conversions(count, num_threads);
@@ -279,6 +302,9 @@ int main() {
     }
     test_bad_arguments_are_refused();
     test_concurrent_callers();
+    // Little-endian x86-64 and aarch64, gcc and clang, every instruction set: the same results.
+    std::printf("kernels_test: checksum %016llx\n", static_cast<unsigned long long>(checksum));
+    CHECK(checksum == expected_checksum);
     std::puts("kernels_test: ok");
     return 0;
 }

@@ -65,6 +65,18 @@ def test_sum_equals_the_reference_in_any_chunks_and_order(
     assert total == tree or (math.isnan(total) and math.isnan(tree))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_order_of_adds_is_the_one_of_the_reference(dtype, isa):
+    # Ordinary numbers: special ones would drown the last places that tell one order from another.
+    torch.manual_seed(0)
+    grad = torch.randn(100 * LEAF_ELEMENTS + 100).to(dtype)
+    sums = torch.zeros(101, dtype=torch.float64)
+    sum_of_squares(grad, sums, num_threads=2, isa=isa)
+    expected = reference.leaf_sums_of_squares(grad, leaf_elements=LEAF_ELEMENTS)
+    assert_same_bits(sums, expected, "leaf sums")
+
+
 @pytest.mark.parametrize("count", [*range(40), 63, 64, 65, 1000])
 def test_leaf_sums_are_added_as_the_stated_tree(count):
     values = [random.Random(count).uniform(0, 1) * 10.0 ** (i % 9) for i in range(count)]
