@@ -74,7 +74,7 @@ def structure_of(block: FoundBlock) -> object:
     """Return a value that is equal for blocks with the same structure and settings.
 
     Classes, parameters (shape, dtype, frozen or not) and plain settings of every submodule are
-    compared; an index (`layer_idx`) is compared relative to the block's own position.
+    compared; an index that is the block's own position (`layer_idx`) is not.
     """
     position = block.position
     return tuple(
@@ -92,8 +92,8 @@ def _tensors(module: nn.Module) -> Iterator[object]:
 
 def _settings(module: nn.Module, position: int) -> Iterator[object]:
     for name, value in sorted(vars(module).items()):
-        if type(value) is int and _INDEX_NAME.search(name):
-            yield name, value - position
+        if type(value) is int and _INDEX_NAME.search(name) and value - position in (0, 1):
+            yield name, "position"  # Counted from 0 or from 1.
         elif type(value) is float:
             # A rate or an epsilon changes the shape of a computation only by being zero.
             yield name, value == 0

@@ -73,10 +73,10 @@ def shape_of(
             why="it has no effect for a name or a file",
             remedy="leave it out, or pass the module itself",
         )
-    path = pathlib.Path(model)
+    path = pathlib.Path(model).expanduser()
     name = canonical_name(str(model))
     if name is None:
-        if not path.exists():
+        if not str(model).strip() or not path.exists():
             raise _unknown(str(model))
         from lohan.model.configs import shape_of_path
 

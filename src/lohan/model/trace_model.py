@@ -143,6 +143,7 @@ class _Tracer:
         # The first block of each kind, and for each of its outputs the input that stands in for it.
         self._seen: dict[object, tuple[Stretch, Callable[[list[Any]], Any] | None]] = {}
         self._ran: set[str] = set()
+        self.stopped_in = ""
         self._follow_paths()
 
     def _follow_paths(self) -> None:
@@ -163,6 +164,9 @@ class _Tracer:
             outer, self.recorder.path = self.recorder.path, [name] if name else []
             try:
                 return forward(*args, **kwargs)
+            except Exception:
+                self.stopped_in = self.stopped_in or name
+                raise
             finally:
                 self.recorder.path = outer
 
@@ -188,7 +192,12 @@ class _Tracer:
             else:
                 segment = self.recorder.segment = Segment()
                 outer, self.recorder.path = self.recorder.path, []
-                result = forward(*args, **kwargs)
+                try:
+                    result = forward(*args, **kwargs)
+                except Exception:
+                    inner = f", in {self.stopped_in}" if self.stopped_in else ""
+                    self.stopped_in = f"block {block.name}{inner}"
+                    raise
                 self.recorder.path = outer
             stretch = Stretch(label=block.list_name, segment=segment, block=block)
             if first is not None:
@@ -285,7 +294,7 @@ def _explained(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
     except LohanError:
         raise
     except Exception as error:
-        where = ".".join(tracer.recorder.path) or "the model's own forward"
+        where = tracer.stopped_in or "the model's own forward"
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no message"
         raise ConfigError(
             f"{type(model).__name__} could not be traced; it stopped in {where}",

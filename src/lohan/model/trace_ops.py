@@ -94,14 +94,14 @@ class Segment:
     entering_bytes: dict[int, int] = field(default_factory=dict)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Records calls into `segment` while active; set `is_backward` before the backward pass.
 
     Every tensor it sees is kept alive until it is dropped, so that no storage key is used twice.
     """
 
     def __init__(self, parameter_keys: set[int], buffer_keys: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.segment = Segment()
         self.path: list[str] = []
         self.is_backward = False
@@ -181,10 +181,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         segment.calls.append(call)
         for key in made:
             self._owner[key] = call
-        if torch.is_grad_enabled():
-            # Autograd makes the node before it dispatches, so the newest number is this call's.
-            node = torch._C._autograd._get_sequence_nr() - 1
-            self._call_of_node.setdefault(node, call)
+        # Autograd makes a node before it dispatches or runs a Function's forward, so the newest
+        # number is the one of this call, or of a view or a Function that it is the first work of.
+        node = torch._C._autograd._get_sequence_nr() - 1
+        self._call_of_node.setdefault(node, call)
 
     def _note_read(self, call: Call, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)

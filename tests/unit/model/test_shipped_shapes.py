@@ -1,0 +1,38 @@
+"""The files under src/lohan/model/shapes against tracing anew.
+
+Another version of torch or transformers may dispatch other operators for the same model: the files
+are of the tested versions, and compared only there.
+"""
+
+from importlib import metadata, resources
+
+import pytest
+
+from lohan.model import known_names
+from lohan.model.configs import trace_known
+
+TESTED = {"torch": "2.13", "transformers": "5.22"}
+SHAPES = resources.files("lohan.model") / "shapes"
+
+others = [name for name, tested in TESTED.items() if not metadata.version(name).startswith(tested)]
+pytestmark = pytest.mark.skipif(bool(others), reason=f"shapes are of other versions of {others}")
+
+
+def test_there_is_a_file_for_every_known_name_and_no_other():
+    files = {entry.name for entry in SHAPES.iterdir() if entry.name.endswith(".json")}
+    assert files == {f"{name}.json" for name in known_names()}
+
+
+def retraced_equals_shipped(name):
+    return trace_known(name).to_json() == (SHAPES / f"{name}.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["gpt-175b", "dit-0.67b", "smollm2-135m"])
+def test_one_of_each_family_is_what_tracing_gives(name):
+    assert retraced_equals_shipped(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", known_names())
+def test_every_file_is_what_tracing_gives(name):
+    assert retraced_equals_shipped(name)
