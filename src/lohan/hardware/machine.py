@@ -106,12 +106,15 @@ class SsdPath:
     """What all drives share on the way to RAM.
 
     On a simplex path the drives together go in one direction at a time; on a duplex path reads and
-    writes run side by side. The ceilings bound the sum of the drives in each direction.
+    writes run side by side. On a pipelined path the ceilings bound the sum of the drives in each
+    direction; on one that is not, the path works on a byte only after the drives have, so their
+    times add up.
     """
 
     is_duplex: bool
     read_ceiling_bytes_per_second: float
     write_ceiling_bytes_per_second: float
+    is_pipelined: bool = True
 
     def __post_init__(self) -> None:
         check_rate(
@@ -124,6 +127,12 @@ class SsdPath:
             "ssd_path.write_ceiling_bytes_per_second",
             example=_RATE_EXAMPLE,
         )
+
+    def combine(self, drives_per_second: float, ceiling_per_second: float) -> float:
+        """Rate of drives and path together."""
+        if self.is_pipelined:
+            return min(drives_per_second, ceiling_per_second)
+        return 1 / (1 / drives_per_second + 1 / ceiling_per_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +173,13 @@ class Machine:
     def ssd_read_bytes_per_second(self) -> float:
         """What all drives read together, within the path's ceiling."""
         drives = sum(ssd.read_bytes_per_second for ssd in self.ssds)
-        return min(drives, self.ssd_path.read_ceiling_bytes_per_second)
+        return self.ssd_path.combine(drives, self.ssd_path.read_ceiling_bytes_per_second)
 
     @property
     def ssd_write_bytes_per_second(self) -> float:
         """What all drives write together for hours, within the path's ceiling."""
         drives = sum(ssd.write_bytes_per_second for ssd in self.ssds)
-        return min(drives, self.ssd_path.write_ceiling_bytes_per_second)
+        return self.ssd_path.combine(drives, self.ssd_path.write_ceiling_bytes_per_second)
 
     @property
     def ssd_capacity_bytes(self) -> int:
@@ -339,4 +348,5 @@ def _ssd_path_from(found: object, *, where: str) -> SsdPath:
         write_ceiling_bytes_per_second=fields.bytes_per_second(
             "write_ceiling_bytes_per_second", example=_RATE_EXAMPLE
         ),
+        is_pipelined=fields.truth("is_pipelined") if fields.has("is_pipelined") else True,
     )

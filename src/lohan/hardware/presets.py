@@ -14,7 +14,9 @@ from lohan.units import GB, GIB, TB
 RTX_4090 = Gpu(
     name="RTX 4090",
     memory_bytes=24 * GIB,  # (sheet)
-    flops_per_second=143e12,  # (paper) derived: 160e12 is the peak of one block alone
+    # (paper) fitted to the step times that compute bounds, attention's FLOPs included; 160e12 is
+    # the peak of one block alone.
+    flops_per_second=149e12,
     memory_bytes_per_second=1008e9,  # (sheet)
     price_dollars=1600,  # (paper)
     # (inferred) fp32 without tensor cores, 82.6e12 on the sheet, at the same share of its peak
@@ -24,7 +26,7 @@ RTX_4090 = Gpu(
 RTX_3090 = Gpu(
     name="RTX 3090",
     memory_bytes=24 * GIB,  # (sheet)
-    flops_per_second=73.6e12,  # (paper) derived
+    flops_per_second=67.5e12,  # (paper) fitted like the RTX 4090
     memory_bytes_per_second=936e9,  # (sheet)
     price_dollars=1499,  # (sheet) price at launch
     flops_per_second_by_dtype=(("fp32", 31e12),),  # (inferred) 35.6e12 on the sheet x 143 / 165.2
@@ -33,7 +35,7 @@ RTX_4080 = Gpu(
     name="RTX 4080",
     memory_bytes=16 * GIB,  # (sheet)
     # (inferred) the 4090's rate x 97.5 / 165.2, the ratio of the sheets' dense 16-bit rates.
-    flops_per_second=84.4e12,
+    flops_per_second=87.9e12,
     memory_bytes_per_second=716.8e9,  # (sheet)
     price_dollars=1199,  # (sheet) price at launch
     flops_per_second_by_dtype=(("fp32", 42e12),),  # (inferred) 48.7e12 on the sheet x 143 / 165.2
@@ -50,8 +52,9 @@ A100_80GB = Gpu(
 
 P5510 = Ssd(
     name="Intel P5510 3.84TB",
-    read_bytes_per_second=6.5e9,  # (paper) derived
-    write_bytes_per_second=3.2e9,  # (paper) derived
+    # (paper) fitted to the step times over 1 to 12 drives, together with the path below.
+    read_bytes_per_second=7.0e9,
+    write_bytes_per_second=3.85e9,
     capacity_bytes=3840 * GB,  # (sheet)
     endurance_bytes=7000 * TB,  # (sheet) one drive write per day for 5 years
     price_dollars=308,  # (paper)
@@ -67,8 +70,11 @@ CONSUMER_GEN4 = Ssd(
 
 _SERVER_SSD_PATH = SsdPath(
     is_duplex=False,  # (paper) derived: reads and writes of the array do not overlap
-    read_ceiling_bytes_per_second=20.45e9,  # (paper) derived; the printed 32e9 is theoretical
-    write_ceiling_bytes_per_second=20.45e9,  # (paper) derived
+    # (paper) fitted: step times over 1 to 12 drives follow constant + slope / drives, as if each
+    # byte took 1 / 40e9 s beside the drives. Twelve drives then move 20.4e9 bytes/s both ways.
+    read_ceiling_bytes_per_second=40e9,
+    write_ceiling_bytes_per_second=40e9,
+    is_pipelined=False,
 )
 _DESKTOP_SSD_PATH = SsdPath(
     is_duplex=True,  # each drive has its own PCIe lanes, and PCIe goes both ways at once

@@ -1,0 +1,103 @@
+"""The Plan: every decision of a run, and the ledger that shows it fits.
+
+Made by a policy from a machine, a model shape and a workload; spelled out as tasks by the schedule
+builder; executed by simulator and engine alike. Owns the decisions, not how they were reached.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lohan.model.shape import BlockShape, ModelShape
+from lohan.plan.ledger import Ledger
+from lohan.plan.system import System
+from lohan.plan.workload import Workload
+from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan:
+    """Decisions for one block."""
+
+    input_choice: Choice
+    """What happens to the tensors that enter the block with a gradient."""
+    choices: tuple[tuple[int, Choice], ...] = ()
+    """Operator outputs by index that are kept or swapped; all others are recomputed."""
+    residents: frozenset[TensorKind] = frozenset()
+    """State kinds that live in RAM instead of on SSD."""
+    defers_update: bool = False
+    """The update runs under the next forward pass, whose weights then come straight from it."""
+
+    def choice_of(self, operator_index: int) -> Choice:
+        """What happens to one operator's output."""
+        return dict(self.choices).get(operator_index, Choice.RECOMPUTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Every decision of a run."""
+
+    system: System
+    workload: Workload
+    num_gpus: int
+    shape: ModelShape
+    num_micro_batches: int
+    """Micro-batches per GPU and step; each goes through a block before the next block begins."""
+    blocks: tuple[BlockPlan, ...]
+    ledger: Ledger
+    num_update_parts: int = 1
+    """Pieces in which a block's state streams through RAM."""
+    gradient_slots: int | None = None
+    """Blocks of G16 that may wait in RAM; None: all of them."""
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that made the plan."""
+        return self.system.name
+
+    @property
+    def batch_per_gpu(self) -> int:
+        """Sequences each GPU computes in a step."""
+        return self.workload.batch_per_gpu(self.num_gpus)
+
+    def block_shape(self, block: BlockId) -> BlockShape:
+        """Shape of one block."""
+        return self.shape.kinds[self.shape.sequence_of_kinds[block]]
+
+    def home_of(self, block: BlockId, kind: TensorKind) -> Tier:
+        """Tier in which a block's state of one kind lives between its uses."""
+        if kind in self.blocks[block].residents and self.system.home is Tier.SSD:
+            return Tier.RAM
+        return self.system.home
+
+    def to_json(self) -> str:
+        """The decisions as JSON, one entry per run of equal blocks."""
+        runs: list[dict[str, object]] = []
+        for number, block in enumerate(self.blocks):
+            entry = {
+                "input": block.input_choice.value,
+                "choices": {str(index): choice.value for index, choice in block.choices},
+                "residents": sorted(kind.value for kind in block.residents),
+                "defers_update": block.defers_update,
+            }
+            if runs and runs[-1]["decisions"] == entry:
+                runs[-1]["last"] = number
+            else:
+                runs.append({"first": number, "last": number, "decisions": entry})
+        document: Mapping[str, object] = {
+            "version": PLAN_VERSION,
+            "policy": self.policy,
+            "model": self.shape.name,
+            "num_gpus": self.num_gpus,
+            "batch": self.workload.batch,
+            "sequence": self.workload.sequence,
+            "clips_gradients": self.workload.clips_gradients,
+            "num_micro_batches": self.num_micro_batches,
+            "num_update_parts": self.num_update_parts,
+            "gradient_slots": self.gradient_slots,
+            "blocks": runs,
+            "ledger": self.ledger.to_rows(),
+        }
+        return json.dumps(document, indent=1)

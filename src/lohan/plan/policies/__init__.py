@@ -1,0 +1,29 @@
+"""Policies by name: each makes a Plan from a machine, a model shape and a workload."""
+
+from lohan.errors import ConfigError, nearest_names
+from lohan.hardware.machine import Machine
+from lohan.model.shape import ModelShape
+from lohan.plan.plan import Plan
+from lohan.plan.policies.ours import OURS, plan_ours
+from lohan.plan.policies.published import plan_published
+from lohan.plan.policies.systems import PUBLISHED_SYSTEMS
+from lohan.plan.workload import Workload
+
+POLICY_NAMES = (OURS.name, *PUBLISHED_SYSTEMS)
+
+
+def make_plan(policy: str, machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
+    """The plan of a policy; whether it fits is in its ledger.
+
+    Raises:
+        ConfigError: if there is no such policy, or the batch does not divide over the GPUs.
+    """
+    if policy == OURS.name:
+        return plan_ours(machine, shape, workload)
+    if policy in PUBLISHED_SYSTEMS:
+        return plan_published(PUBLISHED_SYSTEMS[policy], machine, shape, workload)
+    raise ConfigError(
+        f"there is no policy {policy!r}",
+        why=f"the policies are {', '.join(POLICY_NAMES)}",
+        remedy=nearest_names(policy, POLICY_NAMES),
+    )

@@ -1,0 +1,231 @@
+"""The ledger of `lohan+`: every pool of the schedule, the working set of a block, the residents.
+
+Sizes here are the capacities of the schedule's pools, so what the simulator and the engine lease
+stays within the ledger by construction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lohan.hardware.machine import Machine
+from lohan.model.shape import BlockShape, ModelShape
+from lohan.plan.block_costs import BlockCosts, block_costs
+from lohan.plan.ledger import Ledger, LedgerLine
+from lohan.plan.plan import BlockPlan
+from lohan.plan.pools import NUM_SPILL_SLOTS, pool_sizes, weights_bytes
+from lohan.plan.system import System
+from lohan.plan.workload import Workload
+from lohan.vocabulary import BlockId, TensorKind, Tier
+
+# What the driver, the allocator's fragments and the framework's own workspaces take.
+GPU_SHARE = 0.92
+# What the operating system and the bare process need.
+RAM_SHARE = 0.90
+
+
+def working_bytes(kind: BlockShape, micro_batch: int, sequence: int) -> int:
+    """GPU memory one block's backward pass needs for activations and their gradients."""
+    largest_output = max(
+        (op.output_bytes.at(micro_batch, sequence) for op in kind.operators), default=0
+    )
+    return (
+        kind.saved_bytes.at(micro_batch, sequence)
+        + kind.input_bytes.at(micro_batch, sequence)
+        + kind.output_bytes.at(micro_batch, sequence)
+        # The gradient that comes in and the one being made.
+        + 2 * largest_output
+    )
+
+
+def _gpu_floor(
+    system: System, shape: ModelShape, batch: int, num_micro_batches: int, sequence: int
+) -> int:
+    micro_batch = batch // num_micro_batches
+    largest = max(weights_bytes(shape))
+    working = max(working_bytes(kind, micro_batch, sequence) for kind in shape.kinds)
+    # All micro-batches are between the same two blocks at a time: what entered and what left.
+    inputs = max(kind.input_bytes.at(batch, sequence) for kind in shape.kinds)
+    slots = system.num_weight_slots + system.num_gradient_slots
+    # The head's input stays, and one micro-batch's share is on its way to RAM.
+    return slots * largest + working + 2 * inputs + -(-inputs // num_micro_batches)
+
+
+def minimum_micro_batches(
+    system: System, machine: Machine, shape: ModelShape, batch: int, sequence: int
+) -> tuple[int, System]:
+    """Fewest micro-batches whose blocks fit on the GPU, with as many buffers as that leaves."""
+    budget = int(machine.gpu.memory_bytes * GPU_SHARE)
+    sparest = replace(system, num_weight_slots=1, num_gradient_slots=1)
+    counts = [count for count in range(1, batch + 1) if batch % count == 0]
+    for num_micro_batches in counts:
+        for weight_slots, gradient_slots in ((2, 2), (2, 1), (1, 1)):
+            candidate = replace(
+                system, num_weight_slots=weight_slots, num_gradient_slots=gradient_slots
+            )
+            needed = _gpu_floor(candidate, shape, batch, num_micro_batches, sequence)
+            # One buffer instead of two costs overlap at every block, a micro-batch more does not:
+            # weights move once per step however many there are.
+            if needed <= budget and (weight_slots == 2 or num_micro_batches == counts[-1]):
+                return num_micro_batches, candidate
+    return counts[-1], sparest
+
+
+@dataclass(frozen=True)
+class OurMemory:
+    """Sizes of everything a plan of `lohan+` holds."""
+
+    system: System
+    machine: Machine
+    shape: ModelShape
+    workload: Workload
+    num_micro_batches: int
+    num_update_parts: int
+
+    @cached_property
+    def batch(self) -> int:
+        """Sequences per GPU and step."""
+        return self.workload.batch_per_gpu(self.machine.num_gpus)
+
+    @cached_property
+    def budgets(self) -> dict[Tier, int]:
+        """Bytes allowed per tier."""
+        return {
+            Tier.GPU: int(self.machine.gpu.memory_bytes * GPU_SHARE),
+            Tier.RAM: int(self.machine.ram_bytes * RAM_SHARE),
+            Tier.SSD: self.machine.ssd_capacity_bytes,
+        }
+
+    @cached_property
+    def largest_weights_bytes(self) -> int:
+        """P16 of the largest block."""
+        return max(weights_bytes(self.shape))
+
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """RAM that streaming needs whatever is swapped or resident."""
+        sizes = pool_sizes(
+            self.system,
+            largest_weights_bytes=self.largest_weights_bytes,
+            all_weights_bytes=sum(weights_bytes(self.shape)),
+            num_update_parts=self.num_update_parts,
+            gradient_slots=4,
+        )
+        inputs = max(
+            kind.input_bytes.at(self.batch, self.workload.sequence) for kind in self.shape.kinds
+        )
+        return sum(sizes.values()) + NUM_SPILL_SLOTS * inputs * self.machine.num_gpus
+
+    @cached_property
+    def spare_gpu_bytes(self) -> int:
+        """GPU memory beyond weights, gradients and one block's working set."""
+        floor = _gpu_floor(
+            self.system, self.shape, self.batch, self.num_micro_batches, self.workload.sequence
+        )
+        return max(0, self.budgets[Tier.GPU] - floor)
+
+    def kind_of(self, block: BlockId) -> BlockShape:
+        """Shape of a block."""
+        return self.shape.kinds[self.shape.sequence_of_kinds[block]]
+
+    def moving_bytes(self, plans: Sequence[BlockPlan]) -> int:
+        """GPU memory for swapped outputs of one more block and micro-batch."""
+        costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
+        return -(-max(cost.swapped_bytes for cost in costs) // self.num_micro_batches)
+
+    def _costs(self, block: BlockId, plan: BlockPlan) -> BlockCosts:
+        return block_costs(
+            self.kind_of(block), plan, self.batch, self.workload.sequence, skips_unneeded=True
+        )
+
+    def _states_line(self, stored_bytes: int) -> LedgerLine:
+        """Two slots per block, so that a sealed checkpoint is never overwritten; else one."""
+        if 2 * stored_bytes <= self.budgets[Tier.SSD]:
+            purpose, num_slots = "states in two slots", 2
+        else:
+            purpose = "states in one slot (two do not fit: a crash in a step loses the run)"
+            num_slots = 1
+        return LedgerLine(
+            tier=Tier.SSD, purpose=purpose, nbytes=num_slots * stored_bytes, remedy="add a drive"
+        )
+
+    def ledger(self, plans: Sequence[BlockPlan], gradient_slots: int | None) -> Ledger:
+        """Every line of the plan."""
+        shape, num_gpus = self.shape, self.machine.num_gpus
+        costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
+        micro_batch = self.batch // self.num_micro_batches
+        weights = weights_bytes(shape)
+        sizes = pool_sizes(
+            self.system,
+            largest_weights_bytes=max(weights),
+            all_weights_bytes=sum(weights),
+            num_update_parts=self.num_update_parts,
+            gradient_slots=gradient_slots,
+        )
+        working = max(
+            working_bytes(kind, micro_batch, self.workload.sequence) for kind in shape.kinds
+        )
+        between = max(
+            kind.input_bytes.at(self.batch, self.workload.sequence) for kind in shape.kinds
+        )
+        counts = [self.kind_of(BlockId(number)).num_parameters for number in range(len(plans))]
+        resident = sum(
+            count
+            * (2 * (TensorKind.P16 in plan.residents) + 10 * (TensorKind.OS32 in plan.residents))
+            for count, plan in zip(counts, plans, strict=True)
+        )
+        on_ssd = max(cost.to_ssd_bytes for cost in costs) * num_gpus
+        batch_remedy = "use a smaller batch or a shorter sequence"
+        block_remedy = "use a GPU with more memory or a model with smaller blocks"
+        ram_remedy = "give it more RAM"
+
+        def line(tier: Tier, purpose: str, nbytes: int, remedy: str) -> LedgerLine:
+            return LedgerLine(tier=tier, purpose=purpose, nbytes=int(nbytes), remedy=remedy)
+
+        lines = [
+            line(
+                Tier.GPU,
+                "weights in flight",
+                self.system.num_weight_slots * max(weights),
+                block_remedy,
+            ),
+            line(
+                Tier.GPU, "gradients", self.system.num_gradient_slots * max(weights), block_remedy
+            ),
+            line(Tier.GPU, "one block's activations", working, batch_remedy),
+            line(Tier.GPU, "activations between two blocks", between, batch_remedy),
+            line(Tier.GPU, "activations on their way", self.moving_bytes(plans), batch_remedy),
+            line(
+                Tier.GPU, "activations kept", sum(cost.kept_bytes for cost in costs), batch_remedy
+            ),
+            line(
+                Tier.RAM,
+                "weights read ahead",
+                sizes["ring"] + sizes["held"] + sizes["fresh"],
+                ram_remedy,
+            ),
+            line(Tier.RAM, "states in flight", sizes["states"], ram_remedy),
+            line(Tier.RAM, "gradients waiting", sizes["waiting"], ram_remedy),
+            line(
+                Tier.RAM,
+                "swapped activations",
+                sum(cost.to_ram_bytes for cost in costs) * num_gpus,
+                batch_remedy,
+            ),
+            line(Tier.RAM, "activations on their way", NUM_SPILL_SLOTS * on_ssd, batch_remedy),
+            line(Tier.RAM, "resident states", resident, ram_remedy),
+            self._states_line(12 * sum(counts) - resident),
+            line(
+                Tier.SSD,
+                "swapped activations",
+                sum(cost.to_ssd_bytes for cost in costs) * num_gpus,
+                "add a drive",
+            ),
+            line(
+                Tier.SSD,
+                "waiting gradients",
+                2 * sum(counts) * self.system.spills_gradients,
+                "add a drive",
+            ),
+        ]
+        return Ledger(lines=tuple(lines), budgets=self.budgets)

@@ -1,0 +1,46 @@
+"""What one optimizer step must do: how many sequences, how long, clipped or not.
+
+Owns the user's request; knows nothing of machines or models.
+"""
+
+from dataclasses import dataclass
+
+from lohan.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One optimizer step over `batch` sequences (of all GPUs together) of `sequence` tokens."""
+
+    batch: int
+    sequence: int
+    clips_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch", self.batch), ("sequence", self.sequence)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(
+                    f"{name} is {value!r}",
+                    why="a step needs at least one sequence of at least one token",
+                    remedy=f"give a whole {name} of 1 or more",
+                )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one step."""
+        return self.batch * self.sequence
+
+    def batch_per_gpu(self, num_gpus: int) -> int:
+        """Sequences each GPU computes in a step.
+
+        Raises:
+            ConfigError: if the batch cannot be dealt out evenly.
+        """
+        if self.batch % num_gpus:
+            raise ConfigError(
+                f"a batch of {self.batch} does not divide over {num_gpus} GPUs",
+                why="every GPU must compute the same number of sequences",
+                remedy=f"use a batch of {self.batch // num_gpus * num_gpus or num_gpus} or "
+                f"{(self.batch // num_gpus + 1) * num_gpus}",
+            )
+        return self.batch // num_gpus

@@ -1,0 +1,18 @@
+"""Schedules: a plan spelled out as ordered tasks on lanes."""
+
+from lohan.schedule.build import build_schedule
+from lohan.schedule.check import check_schedule
+from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
+from lohan.schedule.text import dump_schedule
+
+__all__ = [
+    "Compute",
+    "Lease",
+    "Move",
+    "Pool",
+    "Schedule",
+    "Task",
+    "build_schedule",
+    "check_schedule",
+    "dump_schedule",
+]

@@ -1,0 +1,266 @@
+"""Spells a Plan out as tasks: forward, backward and update of every block, for several steps.
+
+Owns dependencies, leases and priorities. The order of each lane is left open here; `settle` in
+`lohan.simulate` fixes it. Contains no policy: everything it asks is a field of the Plan.
+"""
+
+from lohan.plan.block_costs import BlockCosts, block_costs
+from lohan.plan.plan import Plan
+from lohan.plan.pools import weights_bytes
+from lohan.schedule.task import Compute, Lease, Move, Schedule
+from lohan.schedule.updates import FOR_COMPUTE, UpdateTasks
+from lohan.schedule.writer import TaskWriter
+from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
+
+
+def build_schedule(plan: Plan, *, num_steps: int = 1) -> Schedule:
+    """Tasks of `num_steps` consecutive steps of a plan, lanes still in program order."""
+    return _StepBuilder(plan).build(num_steps)
+
+
+class _StepBuilder:
+    """Writes the tasks of one step after another."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._system = plan.system
+        self._blocks = [BlockId(number) for number in range(plan.shape.num_blocks)]
+        self._head = self._blocks[-1]
+        self._costs: list[BlockCosts] = [
+            block_costs(
+                plan.block_shape(block),
+                plan.blocks[block],
+                plan.batch_per_gpu,
+                plan.workload.sequence,
+                plan.system.skips_unneeded,
+            )
+            for block in self._blocks
+        ]
+        self._weights = weights_bytes(plan.shape)
+        link_copies = plan.num_gpus if plan.system.rates.shares_host_link else 1
+        self._weight_copies = 1 if plan.system.rates.partitions_over_gpus else link_copies
+        self._activation_copies = link_copies
+        self._writer = TaskWriter(plan, self._weights, self._costs)
+        self._updates = UpdateTasks(plan, self._writer)
+        self._computed: list[TaskId] = []
+        # Last fetch into each pool: fetches take a pool's room in the order compute needs them.
+        self._last_fetch: dict[str, TaskId] = {}
+
+    def build(self, num_steps: int) -> Schedule:
+        for step in range(num_steps):
+            self._writer.start_step(step, is_last=step == num_steps - 1)
+            swapped = self._forward()
+            self._backward(swapped)
+            if self._system.has_barrier:
+                self._writer.raise_barrier()
+        return self._writer.schedule(num_steps)
+
+    def _forward(self) -> dict[BlockId, list[TaskId]]:
+        swapped = {}
+        previous: TaskId | None = None
+        for block in self._blocks:
+            weights = self._fetch_weights(block, "forward")
+            costs = self._costs[block]
+            leases = self._activation_leases(block)
+            # The head runs forward and backward in one go, so its weights stay for the backward.
+            keeps_weights = block == self._head
+            after = [*weights, *([previous] if previous is not None else [])]
+            previous = self._writer.write(
+                Lane.GPU,
+                block,
+                Compute(ComputeKind.FORWARD, flops=costs.forward_flops),
+                after=after,
+                leases=leases,
+                returns=() if keeps_weights else self._weight_lease(block, "forward"),
+                part="forward",
+                fixed_seconds=self._system.rates.seconds_per_block_pass,
+            )
+            self._computed.append(previous)
+            swapped[block] = self._swap_out(block, previous)
+        return swapped
+
+    def _backward(self, swapped: dict[BlockId, list[TaskId]]) -> None:
+        previous = self._computed[-1]
+        for block in reversed(self._blocks):
+            costs = self._costs[block]
+            is_first, is_head = block == self._blocks[0], block == self._head
+            # Gradients of a lookup need no weights.
+            weights = [] if is_first or is_head else self._fetch_weights(block, "backward")
+            fetched = self._swap_in(block, swapped[block])
+            after = [*weights, *fetched, previous]
+            if costs.recompute_flops and not is_head and not is_first:
+                previous = self._writer.write(
+                    Lane.GPU,
+                    block,
+                    Compute(ComputeKind.RECOMPUTE, flops=costs.recompute_flops),
+                    after=after,
+                )
+                after = [previous]
+            returned = self._activation_returns(block)
+            if not is_first:
+                returned += self._weight_lease(block, "forward" if is_head else "backward")
+            previous = self._writer.write(
+                Lane.GPU,
+                block,
+                Compute(ComputeKind.BACKWARD, flops=costs.backward_flops),
+                after=after,
+                leases=self._writer.gradient_lease(block, Tier.GPU),
+                returns=returned,
+                fixed_seconds=self._system.rates.seconds_per_block_pass,
+            )
+            self._computed.append(previous)
+            self._updates.gradient_ready(block, previous)
+        self._updates.backward_done(previous)
+
+    def _in_turn(self, pool: str, distance: int) -> list[TaskId]:
+        """What a fetch for the next compute comes after: the fetch before it, and an old compute.
+
+        So a pool's room is taken in the order compute frees it, and no fetch for a later block can
+        hold what an earlier one needs.
+        """
+        before = [self._last_fetch[pool]] if pool in self._last_fetch else []
+        if len(self._computed) >= distance:
+            before.append(self._computed[-distance])
+        return before
+
+    def _fetch_weights(self, block: BlockId, part: str) -> list[TaskId]:
+        """Bring P16 of a block to the GPU; returns what its compute must come after."""
+        nbytes = self._weights[block]
+        ready = self._updates.weights_ready(block)
+        home = self._plan.home_of(block, TensorKind.P16)
+        if home is Tier.GPU or nbytes == 0:
+            return ready
+        returns: tuple[Lease, ...] = ()
+        slots = self._system.num_weight_slots
+        if part == "forward" and self._updates.is_fresh(block):
+            returns = self._updates.fresh_lease(block)
+        elif home is Tier.SSD:
+            # The update of a split state needs P16 too: then the slot is returned by the update.
+            is_held = part == "backward" and self._updates.reuses_backward_weights(block)
+            pool = "held" if is_held else "ring"
+            ring = Lease(pool, f"{block} {part} s{self._writer.step}", nbytes)
+            read = self._writer.write(
+                Lane.SSD_READ,
+                block,
+                Move(TensorKind.P16, Tier.SSD, Tier.RAM, nbytes),
+                after=[*ready, *self._in_turn(pool, slots + self._system.num_ring_slots)],
+                leases=(ring,),
+                part=part,
+                priority=(FOR_COMPUTE,),
+            )
+            self._last_fetch[pool] = read
+            ready, returns = [read], (ring,)
+            if is_held:
+                self._updates.hold(block, ring)
+                returns = ()
+        copy = self._writer.write(
+            Lane.RAM_TO_GPU,
+            block,
+            Move(TensorKind.P16, Tier.RAM, Tier.GPU, nbytes * self._weight_copies),
+            after=[*ready, *self._in_turn("weights", slots)],
+            leases=self._weight_lease(block, part),
+            returns=returns,
+            part=part,
+            priority=(FOR_COMPUTE,),
+        )
+        self._last_fetch["weights"] = copy
+        return [copy]
+
+    def _weight_lease(self, block: BlockId, part: str) -> tuple[Lease, ...]:
+        if self._weights[block] == 0 or self._plan.home_of(block, TensorKind.P16) is Tier.GPU:
+            return ()
+        return (Lease("weights", f"{block} {part} s{self._writer.step}", self._weights[block]),)
+
+    def _activation_leases(self, block: BlockId) -> tuple[Lease, ...]:
+        costs, step = self._costs[block], self._writer.step
+        leases = []
+        if costs.swapped_bytes:
+            leases.append(self._moving_lease(block, "out"))
+        if costs.kept_bytes:
+            leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
+        return tuple(leases)
+
+    def _activation_returns(self, block: BlockId) -> tuple[Lease, ...]:
+        costs, step = self._costs[block], self._writer.step
+        leases = []
+        if costs.swapped_bytes:
+            leases.append(self._moving_lease(block, "in"))
+        if costs.kept_bytes:
+            leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
+        return tuple(leases)
+
+    def _swap_out(self, block: BlockId, computed: TaskId) -> list[TaskId]:
+        """Activations of a block GPU -> RAM (-> SSD)."""
+        costs = self._costs[block]
+        if not costs.swapped_bytes:
+            return []
+        in_ram = self._ram_leases(block, "out")
+        copy = self._writer.write(
+            Lane.GPU_TO_RAM,
+            block,
+            Move(TensorKind.A16, Tier.GPU, Tier.RAM, costs.swapped_bytes * self._activation_copies),
+            after=[computed],
+            leases=in_ram,
+            returns=(self._moving_lease(block, "out"),),
+            priority=(FOR_COMPUTE,),
+        )
+        if not costs.to_ssd_bytes:
+            return [copy]
+        write = self._writer.write(
+            Lane.SSD_WRITE,
+            block,
+            Move(TensorKind.A16, Tier.RAM, Tier.SSD, costs.to_ssd_bytes * self._plan.num_gpus),
+            after=[copy],
+            returns=tuple(lease for lease in in_ram if lease.pool == "spilling"),
+            priority=(FOR_COMPUTE,),
+        )
+        return [copy, write]
+
+    def _swap_in(self, block: BlockId, swapped: list[TaskId]) -> list[TaskId]:
+        """Activations of a block (SSD ->) RAM -> GPU."""
+        costs, step = self._costs[block], self._writer.step
+        if not costs.swapped_bytes:
+            return swapped
+        after, returns = swapped, list(self._ram_leases(block, "out"))
+        returns = [lease for lease in returns if lease.pool == "swapped"]
+        if costs.to_ssd_bytes:
+            spilled = Lease("spilling", f"{block} in s{step}", self._spilled_bytes(block))
+            read = self._writer.write(
+                Lane.SSD_READ,
+                block,
+                Move(TensorKind.A16, Tier.SSD, Tier.RAM, costs.to_ssd_bytes * self._plan.num_gpus),
+                after=[*after, *self._in_turn("spilling", 4)],
+                leases=(spilled,),
+                priority=(FOR_COMPUTE,),
+            )
+            self._last_fetch["spilling"] = read
+            after = [*after, read]
+            returns.append(spilled)
+        copy = self._writer.write(
+            Lane.RAM_TO_GPU,
+            block,
+            Move(TensorKind.A16, Tier.RAM, Tier.GPU, costs.swapped_bytes * self._activation_copies),
+            after=[*after, *self._in_turn("moving", 2)],
+            leases=(self._moving_lease(block, "in"),),
+            returns=tuple(returns),
+            priority=(FOR_COMPUTE,),
+        )
+        self._last_fetch["moving"] = copy
+        return [copy]
+
+    def _moving_lease(self, block: BlockId, way: str) -> Lease:
+        nbytes = self._writer.moving_bytes(self._costs[block].swapped_bytes)
+        return Lease("moving", f"{block} {way} s{self._writer.step}", nbytes)
+
+    def _spilled_bytes(self, block: BlockId) -> int:
+        return self._costs[block].to_ssd_bytes * self._plan.num_gpus
+
+    def _ram_leases(self, block: BlockId, way: str) -> tuple[Lease, ...]:
+        costs, step = self._costs[block], self._writer.step
+        leases = []
+        if costs.to_ram_bytes:
+            nbytes = costs.to_ram_bytes * self._plan.num_gpus
+            leases.append(Lease("swapped", f"{block} s{step}", nbytes))
+        if costs.to_ssd_bytes:
+            leases.append(Lease("spilling", f"{block} {way} s{step}", self._spilled_bytes(block)))
+        return tuple(leases)

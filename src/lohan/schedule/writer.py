@@ -1,0 +1,135 @@
+"""Writes tasks into a schedule: ids, barriers, the serial chain, and the pools they lease from.
+
+Owns what every kind of task shares; `build` and `updates` decide which tasks there are.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from lohan.plan.block_costs import BlockCosts
+from lohan.plan.plan import Plan
+from lohan.plan.pools import NUM_SPILL_SLOTS, pool_sizes
+from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
+from lohan.vocabulary import BlockId, Lane, TaskId, Tier
+
+
+class TaskWriter:
+    """Collects the tasks of a schedule."""
+
+    def __init__(self, plan: Plan, weights: Sequence[int], costs: Sequence[BlockCosts]) -> None:
+        self.plan = plan
+        self.weights = weights
+        self.step = 0
+        self.is_last_step = False
+        self._costs = costs
+        self._tasks: list[Task] = []
+        self._barrier: tuple[TaskId, ...] = ()
+        self._has_successor: set[TaskId] = set()
+        self._step_start = 0
+
+    def start_step(self, step: int, *, is_last: bool) -> None:
+        """Begin the tasks of a step."""
+        self.step, self.is_last_step = step, is_last
+        self._step_start = len(self._tasks)
+
+    def raise_barrier(self) -> None:
+        """Everything written from now on comes after everything written so far."""
+        open_ends = [
+            task.id
+            for task in self._tasks[self._step_start :]
+            if task.id not in self._has_successor
+        ]
+        self._barrier = tuple(open_ends)
+
+    def write(
+        self,
+        lane: Lane,
+        block: BlockId,
+        action: Move | Compute,
+        *,
+        after: Iterable[TaskId] = (),
+        leases: tuple[Lease, ...] = (),
+        returns: tuple[Lease, ...] = (),
+        priority: tuple[int, ...] = (),
+        part: str = "",
+        fixed_seconds: float = 0.0,
+    ) -> TaskId:
+        """Append one task and return its id."""
+        task_id = TaskId(len(self._tasks))
+        before = list(dict.fromkeys(after))
+        if self.plan.system.is_serial and self._tasks:
+            before = [*before, TaskId(task_id - 1)]
+        if all(task < self._step_start for task in before):
+            before = [*before, *self._barrier]
+        before = list(dict.fromkeys(before))
+        self._has_successor.update(before)
+        self._tasks.append(
+            Task(
+                task_id,
+                lane,
+                block,
+                self.step,
+                action,
+                tuple(before),
+                leases,
+                returns,
+                (*priority, task_id),
+                fixed_seconds,
+                part,
+            )
+        )
+        return task_id
+
+    def add_edge(self, task: TaskId, before: TaskId) -> None:
+        """Make an already written task come after another one."""
+        known = self._tasks[task]
+        self._has_successor.add(before)
+        self._tasks[task] = replace(known, after=(*known.after, before))
+
+    def gradient_lease(self, block: BlockId, tier: Tier) -> tuple[Lease, ...]:
+        """G16 of a block on the GPU, or waiting in RAM for its update."""
+        if self.weights[block] == 0:
+            return ()
+        pool = "gradients" if tier is Tier.GPU else "waiting"
+        return (Lease(pool, f"{block} s{self.step}", self.weights[block]),)
+
+    def moving_bytes(self, swapped_bytes: int) -> int:
+        """GPU memory of a block's swapped outputs: those of one micro-batch at a time."""
+        return -(-swapped_bytes // self.plan.num_micro_batches)
+
+    def schedule(self, num_steps: int) -> Schedule:
+        """Everything written, lanes in program order."""
+        lanes: dict[Lane, list[TaskId]] = {}
+        for task in self._tasks:
+            lanes.setdefault(task.lane, []).append(task.id)
+        return Schedule(
+            tasks=tuple(self._tasks),
+            lanes={lane: tuple(ids) for lane, ids in lanes.items()},
+            pools={pool.name: pool for pool in self._pools()},
+            num_steps=num_steps,
+            num_blocks=len(self.weights),
+        )
+
+    def _pools(self) -> list[Pool]:
+        system, plan = self.plan.system, self.plan
+        largest = max(self.weights)
+        moving = max(self.moving_bytes(costs.swapped_bytes) for costs in self._costs)
+        spilled = max(costs.to_ssd_bytes for costs in self._costs) * plan.num_gpus
+        in_ram = sum(costs.to_ram_bytes for costs in self._costs) * plan.num_gpus
+        streaming = pool_sizes(
+            system,
+            largest_weights_bytes=largest,
+            all_weights_bytes=sum(self.weights),
+            num_update_parts=plan.num_update_parts,
+            gradient_slots=plan.gradient_slots,
+        )
+        return [
+            Pool("weights", Tier.GPU, system.num_weight_slots * largest),
+            Pool("gradients", Tier.GPU, system.num_gradient_slots * largest),
+            # Outputs of the block at work and of the one before or after it.
+            Pool("moving", Tier.GPU, 2 * moving),
+            Pool("kept", Tier.GPU, sum(costs.kept_bytes for costs in self._costs)),
+            *(Pool(name, Tier.RAM, nbytes) for name, nbytes in streaming.items()),
+            Pool("swapped", Tier.RAM, in_ram),
+            Pool("spilling", Tier.RAM, NUM_SPILL_SLOTS * spilled),
+        ]

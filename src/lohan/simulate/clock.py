@@ -1,0 +1,224 @@
+"""The discrete-event core: lanes that run tasks, links they share, pools they lease from.
+
+One core serves both uses: `settle` lets each lane pick its next task by priority and records the
+order; `simulate` replays a settled order. Progress is fluid: when two lanes share a link, each runs
+at a share of its speed until the other is done. Owns the virtual clock and nothing else.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+from lohan.errors import ScheduleError
+from lohan.schedule.task import Schedule, Task
+from lohan.simulate.durations import Durations
+from lohan.vocabulary import Lane, TaskId
+
+_NO_POOL = ""
+
+
+@dataclass(slots=True)
+class ClockResult:
+    """When each task ran, and what was learnt about order and memory."""
+
+    start_seconds: list[float]
+    end_seconds: list[float]
+    order: dict[Lane, list[TaskId]]
+    edges: dict[TaskId, list[TaskId]]
+    """For each task, the tasks whose returned bytes its leases used."""
+    usage: list[tuple[float, str, int]] = field(default_factory=list)
+    """(time, pool, bytes in use) after each change."""
+
+
+class _PoolState:
+    """Bytes of a pool as credits: each was free from the start or returned by a task."""
+
+    __slots__ = ("capacity", "credits", "free", "name")
+
+    def __init__(self, name: str, capacity_bytes: int) -> None:
+        self.name, self.capacity, self.free = name, capacity_bytes, capacity_bytes
+        self.credits: deque[tuple[TaskId | None, int]] = deque([(None, capacity_bytes)])
+
+    def take(self, nbytes: int) -> list[TaskId]:
+        """Use credits for a lease; returns the tasks that gave those bytes back."""
+        self.free -= nbytes
+        givers = []
+        while nbytes:
+            giver, available = self.credits.popleft()
+            used = min(available, nbytes)
+            nbytes -= used
+            if giver is not None:
+                givers.append(giver)
+            if available > used:
+                self.credits.appendleft((giver, available - used))
+        return givers
+
+    def give(self, nbytes: int, giver: TaskId) -> None:
+        self.free += nbytes
+        self.credits.append((giver, nbytes))
+
+
+class Clock:
+    """Runs a schedule on a virtual clock."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        durations: Durations,
+        *,
+        is_ssd_duplex: bool,
+        copy_interference: float,
+    ) -> None:
+        self._schedule = schedule
+        self._tasks = schedule.tasks
+        self._is_ssd_duplex = is_ssd_duplex
+        self._interference = copy_interference
+        self._work = [durations.of(task) for task in self._tasks]
+        self._pools = {
+            name: _PoolState(name, pool.capacity_bytes) for name, pool in schedule.pools.items()
+        }
+        self._waiting_for = [len(task.after) for task in self._tasks]
+        self._followers: list[list[TaskId]] = [[] for _ in self._tasks]
+        for task in self._tasks:
+            for before in task.after:
+                self._followers[before].append(task.id)
+        # Ready tasks per lane and per pool they lease from: only the head of each heap can start.
+        self._ready: dict[Lane, dict[str, list[tuple[tuple[int, ...], TaskId]]]] = {
+            lane: {} for lane in Lane
+        }
+        self._next = dict.fromkeys(schedule.lanes, 0)
+        self._running: dict[Lane, TaskId] = {}
+        self._left: dict[Lane, float] = {}
+        count = len(self._tasks)
+        self.result = ClockResult(
+            [0.0] * count, [0.0] * count, {lane: [] for lane in schedule.lanes}, {}
+        )
+
+    def run(self, *, by_priority: bool) -> ClockResult:
+        """Run every task to its end.
+
+        Raises:
+            ScheduleError: if no lane can go on before all tasks are done.
+        """
+        for task in self._tasks:
+            if not self._waiting_for[task.id]:
+                self._make_ready(task)
+        now, done = 0.0, 0
+        total = len(self._tasks)
+        while done < total:
+            self._start_all(now, by_priority)
+            if not self._running:
+                raise self._stuck(done)
+            speeds = self._speeds()
+            step = min(self._left[lane] / speeds[lane] for lane in self._running)
+            now += step
+            finished = []
+            for lane in self._running:
+                left = self._left[lane] - step * speeds[lane]
+                # Rounding of the subtraction must not leave a sliver of a task behind.
+                if left <= 1e-12 * (1.0 + self._work[self._running[lane]]):
+                    finished.append(lane)
+                self._left[lane] = left
+            for lane in finished:
+                self._finish(lane, now)
+                done += 1
+        return self.result
+
+    def _make_ready(self, task: Task) -> None:
+        pool = task.leases[0].pool if task.leases else _NO_POOL
+        heap = self._ready[task.lane].setdefault(pool, [])
+        heapq.heappush(heap, (task.priority, task.id))
+
+    def _fits(self, task: Task) -> bool:
+        if len(task.leases) == 1:
+            lease = task.leases[0]
+            return self._pools[lease.pool].free >= lease.nbytes
+        wanted: dict[str, int] = {}
+        for lease in task.leases:
+            wanted[lease.pool] = wanted.get(lease.pool, 0) + lease.nbytes
+        return all(self._pools[pool].free >= nbytes for pool, nbytes in wanted.items())
+
+    def _start_all(self, now: float, by_priority: bool) -> None:
+        for lane in self._next:
+            if lane in self._running:
+                continue
+            task = self._pick(lane) if by_priority else self._listed(lane)
+            if task is not None:
+                self._start(task, now)
+
+    def _pick(self, lane: Lane) -> Task | None:
+        best: tuple[tuple[int, ...], TaskId] | None = None
+        best_heap = None
+        for heap in self._ready[lane].values():
+            if heap and (best is None or heap[0] < best) and self._fits(self._tasks[heap[0][1]]):
+                best, best_heap = heap[0], heap
+        if best_heap is None:
+            return None
+        return self._tasks[heapq.heappop(best_heap)[1]]
+
+    def _listed(self, lane: Lane) -> Task | None:
+        listed = self._schedule.lanes[lane]
+        if self._next[lane] >= len(listed):
+            return None
+        task = self._tasks[listed[self._next[lane]]]
+        if self._waiting_for[task.id]:
+            return None
+        if not self._fits(task):
+            raise ScheduleError(
+                f"{task.name} of step {task.step} found no room in "
+                f"{', '.join(lease.pool for lease in task.leases)}",
+                why="a lease must never wait: its order does not prove the pool",
+                remedy="report this schedule; it is a mistake of the builder",
+            )
+        return task
+
+    def _start(self, task: Task, now: float) -> None:
+        self._next[task.lane] += 1
+        self._running[task.lane] = task.id
+        self._left[task.lane] = self._work[task.id]
+        self.result.start_seconds[task.id] = now
+        self.result.order[task.lane].append(task.id)
+        for lease in task.leases:
+            pool = self._pools[lease.pool]
+            givers = pool.take(lease.nbytes)
+            if givers:
+                self.result.edges.setdefault(task.id, []).extend(givers)
+            self.result.usage.append((now, lease.pool, pool.capacity - pool.free))
+
+    def _finish(self, lane: Lane, now: float) -> None:
+        task = self._tasks[self._running.pop(lane)]
+        self.result.end_seconds[task.id] = now
+        for lease in task.returns:
+            pool = self._pools[lease.pool]
+            pool.give(lease.nbytes, task.id)
+            self.result.usage.append((now, lease.pool, pool.capacity - pool.free))
+        for follower in self._followers[task.id]:
+            self._waiting_for[follower] -= 1
+            if not self._waiting_for[follower]:
+                self._make_ready(self._tasks[follower])
+
+    def _speeds(self) -> dict[Lane, float]:
+        running = self._running
+        speeds = dict.fromkeys(running, 1.0)
+        if not self._is_ssd_duplex and Lane.SSD_READ in running and Lane.SSD_WRITE in running:
+            # Simplex drives take turns: each direction has the drives half of the time.
+            speeds[Lane.SSD_READ] = speeds[Lane.SSD_WRITE] = 0.5
+        if self._interference and Lane.GPU in running:
+            copies = (Lane.GPU_TO_RAM in running) + (Lane.RAM_TO_GPU in running)
+            speeds[Lane.GPU] = 1.0 - self._interference * copies
+        return speeds
+
+    def _stuck(self, done: int) -> ScheduleError:
+        waiting = [task for task in self._tasks if self.result.end_seconds[task.id] == 0.0]
+        first = next((task for task in waiting if not self._waiting_for[task.id]), waiting[0])
+        pools = ", ".join(
+            f"{lease.pool} ({self._pools[lease.pool].free} of {lease.nbytes} bytes free)"
+            for lease in first.leases
+        )
+        return ScheduleError(
+            f"after {done} of {len(self._tasks)} tasks nothing can go on; first in line is "
+            f"{first.name} of step {first.step} on {first.lane}"
+            + (f", which leases from {pools}" if pools else ""),
+            why="the schedule has a cycle or a pool that is too small",
+            remedy="report this schedule; it is a mistake of the builder",
+        )

@@ -1,0 +1,246 @@
+"""Published figures next to simulated ones: the same row, the error, and the spread per figure.
+
+Owns the meaning of each metric in terms of a simulated step. A row whose setting the source does
+not state, or whose metric has no counterpart, is reported as not simulated with the reason;
+nothing is fitted here.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lohan.errors import ConfigError, DoesNotFit
+from lohan.hardware.machine import Machine
+from lohan.hardware.presets import machine_named
+from lohan.model.names import shape_of
+from lohan.model.shape import ModelShape
+from lohan.plan.plan import Plan
+from lohan.plan.policies import make_plan
+from lohan.plan.system import UpdateTiming
+from lohan.plan.workload import Workload
+from lohan.simulate.result import SimulatedStep
+from lohan.simulate.rows import GPT_SIZES, PublishedRow
+from lohan.simulate.simulator import simulate_plan
+from lohan.units import GIB
+
+PAPER_SEQUENCE = 1024
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Batches per GPU that "best" and "largest" choose from: the published sweeps double."""
+
+FIGURE_BATCHES = {("Fig 10a", "lohan"): 24, ("Fig 10a", "zero-infinity"): 8}
+"""Batches that a figure does not state, inferred from it; docs/reproduction.md says how."""
+
+THROUGHPUT_METRICS = ("tokens_per_second", "tflops", "images_per_second", "samples_per_second")
+CAPACITY_METRICS = ("feasible", "max_model", "max_batch")
+_UNSTATED_BATCH = 8
+"""Batch per GPU of a measurement that does not state it: the one all systems were shown with."""
+_CAPACITY_BATCH = 32
+"""Batch of a capacity row that does not state it: the one of its figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReproducedRow:
+    """A published row and what the simulator says."""
+
+    row: PublishedRow
+    published: float | str | None
+    simulated: float | str | None
+    relative_error: float | None
+    reason: str = ""
+    """Why it was not simulated."""
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether a capacity row agrees; None for rows with a number."""
+        if isinstance(self.published, str) and isinstance(self.simulated, str):
+            return self.published == self.simulated
+        return None
+
+    def to_fields(self) -> dict[str, object]:
+        """Every column, then published, simulated and relative_error."""
+        return {
+            **self.row.cells(),
+            "published": self.published,
+            "simulated": self.simulated,
+            "relative_error": self.relative_error,
+            "reason": self.reason,
+        }
+
+
+def machine_of(row: PublishedRow) -> Machine:
+    """The paper's server as the row describes it."""
+    machine = machine_named(f"paper-{row.gpu}").with_gpus(row.num_gpus)
+    if row.ram_gb is not None:
+        machine = machine.with_ram(row.ram_gb * GIB)
+    if row.num_ssds is not None:
+        machine = machine.with_ssds(row.num_ssds)
+    return machine
+
+
+@lru_cache(maxsize=64)
+def _shape(name: str) -> ModelShape:
+    folded = name.casefold().removeprefix("gpt-").removeprefix("gpt")
+    return shape_of(folded if folded.startswith("dit") else f"gpt-{folded.strip()}")
+
+
+def _plan(row: PublishedRow, model: str, batch: int) -> tuple[Plan, Machine]:
+    machine, shape = machine_of(row), _shape(model)
+    sequence = shape.tokens_per_sample or PAPER_SEQUENCE
+    return make_plan(row.system, machine, shape, Workload(batch=batch, sequence=sequence)), machine
+
+
+def _fits(row: PublishedRow, model: str, batch: int) -> bool:
+    return _plan(row, model, batch)[0].ledger.fits
+
+
+@lru_cache(maxsize=4096)
+def _step(row: PublishedRow, model: str, batch: int) -> SimulatedStep:
+    plan, machine = _plan(row, model, batch)
+    plan.ledger.require_fit(f"{row.system} with {model} and a batch of {batch}")
+    return simulate_plan(plan, machine)
+
+
+def _chosen_step(row: PublishedRow) -> SimulatedStep:
+    words = row.batch.casefold()
+    if words == "largest" and (row.figure, row.system) in FIGURE_BATCHES:
+        return _step(row, row.model, FIGURE_BATCHES[row.figure, row.system])
+    if words in ("best", "largest"):
+        fitting = [
+            batch * row.num_gpus for batch in BATCHES if _fits(row, row.model, batch * row.num_gpus)
+        ]
+        if not fitting:
+            raise DoesNotFit(
+                f"{row.model} runs with no batch",
+                why="not even one sequence per GPU fits",
+                remedy="compare a smaller model",
+            )
+        if words == "largest":
+            return _step(row, row.model, fitting[-1])
+        steps = [_step(row, row.model, batch) for batch in fitting]
+        return max(steps, key=lambda step: step.tokens_per_second)
+    if words in ("-", ""):
+        return _step(row, row.model, _UNSTATED_BATCH * row.num_gpus)
+    return _step(row, row.model, int(words))
+
+
+def _backward_seconds(row: PublishedRow, step: SimulatedStep) -> float:
+    machine, shape = machine_of(row), _shape(row.model)
+    plan = make_plan(row.system, machine, shape, Workload(batch=row.num_gpus, sequence=16))
+    if plan.system.update_timing is UpdateTiming.AFTER_BACKWARD:
+        return step.backward_seconds
+    # Updates are part of the backward pass: there is no stage of their own.
+    return step.step_seconds - step.forward_seconds
+
+
+_NUMBERS: Mapping[str, Callable[[PublishedRow, SimulatedStep], float]] = {
+    "tokens_per_second": lambda _, step: step.tokens_per_second,
+    "images_per_second": lambda _, step: step.sequences_per_second,
+    "samples_per_second": lambda _, step: step.sequences_per_second,
+    "tflops": lambda _, step: step.paper_tflops,
+    "iteration_seconds": lambda _, step: step.step_seconds,
+    "step_seconds": lambda _, step: step.step_seconds,
+    "forward_seconds": lambda _, step: step.forward_seconds,
+    "backward_seconds": _backward_seconds,
+    "optimizer_seconds": lambda _, step: step.optimizer_seconds,
+    "optimizer_share_percent": lambda _, step: 100 * step.optimizer_seconds / step.step_seconds,
+    "gpu_busy_percent": lambda _, step: 100 * step.gpu_busy_share,
+    "tokens_per_second_per_kdollar": lambda _, step: (
+        step.tokens_per_second / (step.price_dollars / 1000)
+    ),
+}
+
+
+def reproduce_row(row: PublishedRow) -> ReproducedRow:
+    """Simulate what a row published."""
+    try:
+        if row.metric == "feasible":
+            return _text(row, row.value, _feasible(row))
+        if row.metric == "max_model":
+            return _text(row, row.value, _max_model(row))
+        if row.metric == "max_batch":
+            return _text(row, row.value, _max_batch(row))
+        if row.metric not in _NUMBERS:
+            return _skipped(row, f"{row.metric} has no counterpart: its setting is unstated")
+        published = float(row.value)
+        simulated = _NUMBERS[row.metric](row, _chosen_step(row))
+    except DoesNotFit as error:
+        return _skipped(row, error.what, simulated="does not fit")
+    except (ConfigError, ValueError) as error:
+        return _skipped(row, str(error))
+    return ReproducedRow(
+        row=row,
+        published=published,
+        simulated=simulated,
+        relative_error=simulated / published - 1,
+    )
+
+
+def _text(row: PublishedRow, published: str, simulated: str) -> ReproducedRow:
+    return ReproducedRow(row=row, published=published, simulated=simulated, relative_error=None)
+
+
+def _skipped(row: PublishedRow, reason: str, simulated: str | None = None) -> ReproducedRow:
+    return ReproducedRow(
+        row=row, published=row.value, simulated=simulated, relative_error=None, reason=reason
+    )
+
+
+def _feasible(row: PublishedRow) -> str:
+    models = [name.strip() for name in row.model.split("/")]
+    if row.model.endswith("and up"):
+        first = GPT_SIZES.index(row.model.removesuffix("and up").strip())
+        models = list(GPT_SIZES[first:])
+    batches = [word.strip() for word in row.batch.split("/")]
+    if len(batches) == 1:
+        batches *= len(models)
+
+    def batch_of(word: str) -> int:
+        if word in ("any", "best", "largest"):
+            return row.num_gpus
+        return _CAPACITY_BATCH if word in ("-", "") else int(word)
+
+    fits = [_fits(row, model, batch_of(word)) for model, word in zip(models, batches, strict=True)]
+    return "yes" if any(fits) else "no"
+
+
+def _max_model(row: PublishedRow) -> str:
+    batch = 1 if row.batch in ("-", "any", "") else int(row.batch)
+    sizes = [size for size in GPT_SIZES if size not in ("65B", "70B")]
+    # One model, two names: answer with the one the row uses; Fig 8 says 65B, Fig 6 says 70B.
+    sizes.insert(4, "65B" if row.source.startswith("Fig 8") else "70B")
+    fitting = [size for size in sizes if _fits(row, size, batch)]
+    return fitting[-1] if fitting else "none"
+
+
+def _max_batch(row: PublishedRow) -> str:
+    fitting = [
+        batch * row.num_gpus for batch in BATCHES if _fits(row, row.model, batch * row.num_gpus)
+    ]
+    return str(fitting[-1]) if fitting else "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Errors of a group of rows."""
+
+    name: str
+    num_rows: int
+    median: float
+    percentile_90: float
+    largest: float
+
+
+def spread_of(name: str, rows: Iterable[ReproducedRow]) -> Spread | None:
+    """Median, 90th percentile and largest absolute error of the rows that have one."""
+    errors = sorted(abs(row.relative_error) for row in rows if row.relative_error is not None)
+    if not errors:
+        return None
+    rank = min(len(errors) - 1, -(-9 * len(errors) // 10) - 1)
+    return Spread(
+        name=name,
+        num_rows=len(errors),
+        median=statistics.median(errors),
+        percentile_90=errors[rank],
+        largest=errors[-1],
+    )

@@ -1,0 +1,30 @@
+"""Fixes the order of every lane: runs the tasks once by priority and writes down what happened.
+
+The recorded order is what engine and simulator then follow strictly. Each lease gets an edge from
+the tasks whose returned bytes it uses, so room in a pool follows from the order alone.
+"""
+
+from lohan.hardware.machine import Machine
+from lohan.plan.system import DrivingRates
+from lohan.schedule.task import Schedule
+from lohan.simulate.clock import Clock
+from lohan.simulate.durations import Durations
+
+
+def settle(schedule: Schedule, machine: Machine, rates: DrivingRates) -> Schedule:
+    """The same tasks in the order a run at the machine's rates would take them.
+
+    Raises:
+        ScheduleError: if the tasks cannot all run.
+    """
+    clock = Clock(
+        schedule,
+        Durations(machine, rates),
+        is_ssd_duplex=machine.ssd_path.is_duplex,
+        copy_interference=rates.copy_interference,
+    )
+    result = clock.run(by_priority=True)
+    return schedule.with_order(
+        {lane: tuple(ids) for lane, ids in result.order.items()},
+        {task: tuple(givers) for task, givers in result.edges.items()},
+    )

@@ -1,0 +1,197 @@
+"""Runs a settled schedule on a virtual clock and reads the steady state off its last step.
+
+`simulate_plan` is the door: plan in, SimulatedStep out. The events are in `clock`; what a step's
+numbers mean is in `result`.
+"""
+
+from lohan.errors import ScheduleError
+from lohan.hardware.machine import Machine
+from lohan.plan.plan import Plan
+from lohan.schedule.build import build_schedule
+from lohan.schedule.check import check_schedule
+from lohan.schedule.task import Compute, Move, Schedule
+from lohan.simulate.clock import Clock, ClockResult
+from lohan.simulate.durations import Durations
+from lohan.simulate.result import SimulatedStep
+from lohan.simulate.settle import settle
+from lohan.vocabulary import ComputeKind, Lane, Tier
+
+NUM_STEPS = 6
+"""Steps simulated where steps overlap: the first ones fill the pipeline."""
+NUM_STEADY_STEPS = 2
+"""Steps at the end that are measured; what follows the last one is not waited for."""
+
+_WORDS = {
+    Lane.GPU: "GPU compute",
+    Lane.GPU_TO_RAM: "copies from GPU to RAM",
+    Lane.RAM_TO_GPU: "copies from RAM to GPU",
+    Lane.SSD_READ: "SSD reads",
+    Lane.SSD_WRITE: "SSD writes",
+    Lane.CPU: "CPU updates",
+    Lane.PEER: "copies between GPUs",
+}
+
+
+def settled_schedule(plan: Plan, machine: Machine, *, num_steps: int = NUM_STEPS) -> Schedule:
+    """The plan's tasks for several steps, in their final order, checked.
+
+    Raises:
+        ScheduleError: if the tasks cannot run, or a check fails.
+    """
+    if not plan.system.has_barrier:
+        schedule = settle(build_schedule(plan, num_steps=num_steps), machine, plan.system.rates)
+    else:
+        # Every step begins when the one before has ended, so two steps show them all.
+        schedule = settle(build_schedule(plan, num_steps=2), machine, plan.system.rates)
+    check_schedule(schedule, plan)
+    return schedule
+
+
+def replay(schedule: Schedule, plan: Plan, machine: Machine) -> ClockResult:
+    """When each task of a settled schedule runs.
+
+    Raises:
+        ScheduleError: if the schedule is not settled.
+    """
+    if not schedule.is_settled:
+        raise ScheduleError(
+            "the schedule has no final order",
+            why="its lanes are still in program order and its pools are not proven",
+            remedy="call settle first",
+        )
+    clock = Clock(
+        schedule,
+        Durations(machine, plan.system.rates),
+        is_ssd_duplex=machine.ssd_path.is_duplex,
+        copy_interference=plan.system.rates.copy_interference,
+    )
+    return clock.run(by_priority=False)
+
+
+def simulate_plan(plan: Plan, machine: Machine) -> SimulatedStep:
+    """Predict one step of a plan in the steady state."""
+    schedule = settled_schedule(plan, machine)
+    return read_off(schedule, replay(schedule, plan, machine), plan, machine)
+
+
+def read_off(schedule: Schedule, times: ClockResult, plan: Plan, machine: Machine) -> SimulatedStep:
+    """The numbers of a replay's last step."""
+    last = schedule.num_steps - 1 if schedule.num_steps == 2 else schedule.num_steps - 2
+    tasks = [task for task in schedule.tasks if task.step == last]
+    begin, turn, end, after = _boundaries(schedule, times)
+    busy = dict.fromkeys(schedule.lanes, 0.0)
+    by_kind = dict.fromkeys(ComputeKind, 0.0)
+    moved = dict.fromkeys(schedule.lanes, 0)
+    for task in tasks:
+        seconds = times.end_seconds[task.id] - times.start_seconds[task.id]
+        busy[task.lane] += seconds
+        if isinstance(task.action, Move):
+            moved[task.lane] += task.action.nbytes
+        else:
+            by_kind[task.action.kind] += seconds
+    roofline, resource, alone = _roofline(schedule, plan, machine, last)
+    # Updates may still fall behind after a few steps; in the long run nothing beats the roofline.
+    step_seconds = max(after - begin, roofline)
+    return SimulatedStep(
+        policy=plan.policy,
+        model=plan.shape.name,
+        machine=machine.name,
+        step_seconds=step_seconds,
+        forward_seconds=turn - begin,
+        backward_seconds=end - turn,
+        optimizer_seconds=max(0.0, after - end),
+        num_tokens=plan.workload.num_tokens,
+        num_sequences=plan.workload.batch,
+        nominal_parameters=plan.shape.nominal_parameters or plan.shape.num_parameters,
+        model_flops=_model_flops(plan),
+        busy_seconds={lane: alone[lane] for lane in busy},
+        compute_seconds=by_kind,
+        roofline_seconds=roofline,
+        roofline_resource=resource,
+        read_bytes=moved.get(Lane.SSD_READ, 0),
+        written_bytes=moved.get(Lane.SSD_WRITE, 0),
+        gpu_to_ram_bytes=moved.get(Lane.GPU_TO_RAM, 0),
+        ram_to_gpu_bytes=moved.get(Lane.RAM_TO_GPU, 0),
+        peak_bytes=_peaks(schedule, times),
+        endurance_bytes=machine.ssd_endurance_bytes,
+        price_dollars=machine.price_dollars,
+        bottleneck=_bottleneck(resource, roofline, step_seconds, alone),
+    )
+
+
+def _boundaries(schedule: Schedule, times: ClockResult) -> tuple[float, float, float, float]:
+    """Start of a steady forward pass, its turn, its last gradient, the next step's start."""
+    forward_starts: dict[int, float] = {}
+    forward_ends: dict[int, float] = {}
+    backward_ends: dict[int, float] = {}
+    everything: dict[int, float] = {}
+    for task in schedule.tasks:
+        end = times.end_seconds[task.id]
+        everything[task.step] = max(everything.get(task.step, 0.0), end)
+        if task.lane is not Lane.GPU or not isinstance(task.action, Compute):
+            continue
+        if task.action.kind is ComputeKind.FORWARD:
+            start = times.start_seconds[task.id]
+            forward_starts[task.step] = min(forward_starts.get(task.step, start), start)
+            forward_ends[task.step] = max(forward_ends.get(task.step, 0.0), end)
+        elif task.action.kind is ComputeKind.BACKWARD:
+            backward_ends[task.step] = max(backward_ends.get(task.step, 0.0), end)
+    last = schedule.num_steps - 1
+    if schedule.num_steps == 2:
+        begin = everything[0]
+        return begin, forward_ends[1], backward_ends[1], everything[1]
+    # Without a barrier a step is what lies between two last gradients. Updates may lag behind by
+    # up to a step, so two steps are averaged.
+    step = last - 1
+    seconds = (backward_ends[step] - backward_ends[step - NUM_STEADY_STEPS]) / NUM_STEADY_STEPS
+    end = backward_ends[step]
+    turn = end - min(end - forward_ends[step], seconds)
+    return end - seconds, turn, end, end
+
+
+def _roofline(
+    schedule: Schedule, plan: Plan, machine: Machine, step: int
+) -> tuple[float, str, dict[Lane, float]]:
+    """Busy time of the busiest resource when nothing waits or contends."""
+    durations = Durations(machine, plan.system.rates)
+    alone = dict.fromkeys(Lane, 0.0)
+    for task in schedule.tasks:
+        if task.step == step:
+            # A fixed cost is the system's own, not the hardware's.
+            alone[task.lane] += durations.of(task) - task.fixed_seconds
+    resources = {_WORDS[lane]: seconds for lane, seconds in alone.items()}
+    if not machine.ssd_path.is_duplex:
+        resources["the SSDs"] = alone[Lane.SSD_READ] + alone[Lane.SSD_WRITE]
+    resource = max(resources, key=lambda name: resources[name])
+    return resources[resource], resource, alone
+
+
+def _bottleneck(
+    resource: str, roofline: float, step_seconds: float, alone: dict[Lane, float]
+) -> str:
+    if roofline >= 0.85 * step_seconds:
+        return f"{resource} ({roofline / step_seconds:.0%} of the step)"
+    busiest = sorted(alone, key=lambda lane: -alone[lane])[:2]
+    parts = " and ".join(f"{_WORDS[lane]} ({alone[lane] / step_seconds:.0%})" for lane in busiest)
+    return f"waiting of {parts} for each other"
+
+
+def _peaks(schedule: Schedule, times: ClockResult) -> dict[Tier, int]:
+    in_use = dict.fromkeys(schedule.pools, 0)
+    tiers = dict.fromkeys(Tier, 0)
+    peaks = dict.fromkeys(Tier, 0)
+    for _now, pool, nbytes in times.usage:
+        tier = schedule.pools[pool].tier
+        tiers[tier] += nbytes - in_use[pool]
+        in_use[pool] = nbytes
+        peaks[tier] = max(peaks[tier], tiers[tier])
+    return {tier: peak + schedule.initial.get(tier, 0) for tier, peak in peaks.items()}
+
+
+def _model_flops(plan: Plan) -> int:
+    batch, sequence = plan.workload.batch, plan.workload.sequence
+    return sum(
+        plan.shape.kinds[kind].forward_flops.at(batch, sequence)
+        + plan.shape.kinds[kind].backward_flops.at(batch, sequence)
+        for kind in plan.shape.sequence_of_kinds
+    )
