@@ -122,3 +122,54 @@ def test_two_steps_equal_plain_training_bit_for_bit(
         assert torch.equal(torch.get_rng_state(), expected_state)
         assert torch.equal(torch.rand(3), expected_next)
         assert len(store) == 0
+
+
+def test_caches_and_checkpointing_of_the_model_are_put_aside_for_the_step() -> None:
+    model = build("llama", 0.0, torch.float32)
+    plain = twin(model)
+    model.gradient_checkpointing_enable()
+    model.config.use_cache = True
+    segments = segments_of("llama", model)
+    sets = segments.parameter_sets(model)
+    hooks = ComeAndGo(segments, sets)
+    batches = batches_of("llama", 2, torch.float32)
+    SegmentedModel(model, segments, sets=sets, hooks=hooks).step(batches)
+    assert_same_gradients(hooks.gradients, plain_step(plain, batches)[1])
+    assert model.config.use_cache
+    assert model.is_gradient_checkpointing
+
+
+def test_eval_mode_is_followed() -> None:
+    model = build("gpt2", 0.5, torch.float32).eval()
+    plain = twin(model)
+    segments = segments_of("gpt2", model)
+    sets = segments.parameter_sets(model)
+    hooks = ComeAndGo(segments, sets)
+    batches = batches_of("gpt2", 3, torch.float32)
+    losses = SegmentedModel(model, segments, sets=sets, hooks=hooks).step(batches)
+    expected_losses, expected = plain_step(plain, batches)
+    assert all(map(same_bits, losses, expected_losses))
+    assert_same_gradients(hooks.gradients, expected)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_blocks_are_found_where_the_model_has_them(name: str) -> None:
+    model = build(name, 0.0, torch.float32)
+    blocks = [block.name for block in map_segments(model, None, rest_uses_of(name)).blocks]
+    assert blocks == [path for run in TINY_MODELS[name].runs for path in run]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "t5", "dit"])
+def test_where_parameters_are_registered_is_where_most_models_use_them(name: str) -> None:
+    model = build(name, 0.0, torch.float32)
+    for ours, observed in zip(map_segments(model), segments_of(name, model), strict=True):
+        assert set(ours.parameters) == set(observed.parameters)
+        assert set(ours.borrowed) == set(observed.borrowed)
+
+
+def test_parameters_registered_elsewhere_are_found_by_running_the_model() -> None:
+    """BART registers the norm of its embedding behind its blocks."""
+    segments = segments_of("bart", build("bart", 0.0, torch.float32))
+    first, head = segments.segments[0], segments.last
+    assert "model.encoder.layernorm_embedding.weight" in first.parameters
+    assert ("model.shared.weight", first.id) in head.borrowed

@@ -76,13 +76,15 @@ class Draw:
 _READS_VALUES = (
     # How much these draw, or whether they accept it, depends on the values of a tensor.
     "aten::multinomial",
-    "aten::bernoulli.",
-    "aten::bernoulli",
+    "aten::bernoulli.default",
     "aten::bernoulli_.Tensor",
     "aten::normal.Tensor_float",
     "aten::normal.float_Tensor",
     "aten::normal.Tensor_Tensor",
     "aten::poisson",
+    "aten::rrelu_with_noise",
+    "aten::rrelu_with_noise_",
+    "aten::rrelu_with_noise_functional",
     "aten::binomial",
     "aten::_standard_gamma",
     "aten::_sample_dirichlet",

@@ -200,12 +200,13 @@ class Weights:
 
     def find(self, tensor: torch.Tensor) -> ParameterSet | None:
         """The set in whose buffer the tensor lies."""
-        if tensor.is_meta:
-            return None
-        storage = storage_key(tensor)
+        # Buffers of several sets may be parts of one allocation, so places count too.
+        storage, offset_bytes = storage_key(tensor), tensor.storage_offset() * tensor.itemsize
         for own in self._sets:
             if own.parameters and own.is_bound and storage_key(own.flat) == storage:
-                return own
+                start_bytes = own.flat.storage_offset()
+                if start_bytes <= offset_bytes < start_bytes + own.layout.num_bytes:
+                    return own
         return None
 
     def holds(self, tensor: torch.Tensor) -> bool:

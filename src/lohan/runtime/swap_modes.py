@@ -8,7 +8,7 @@ Owns the rules for what may be stored or skipped and how. Operators are numbered
 Note "Changes in place". A stored value is the memory's content right after its operator. If a later
 operator of the block is about to change that memory, the store gets a copy before it does (and
 from then on at once). Where the stored operator is itself one that changes memory in place, the
-re-run copies the stored content into that memory instead of running it.
+store gets a copy, which the re-run copies into that memory instead of running the operator.
 
 Note "Random operators". One that is stored or skipped is not run again, so the state of the
 generators after it is noted in forward and set in its place.
@@ -248,6 +248,9 @@ class CaptureMode(TorchDispatchMode):
                 why=reason,
                 remedy="leave it out of the choices; it is recomputed",
             )
+        if func._schema.is_mutable:
+            # The memory may be older than the block (a buffer) and outlive it.
+            self._changed_later.add(ordinal)
         leaves, spec = tree_flatten(result)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.record.noted[ordinal] = _Noted(

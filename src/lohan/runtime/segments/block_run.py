@@ -30,7 +30,6 @@ from lohan.runtime.segments.cuts import (
     leaf_of,
     leave,
 )
-from lohan.runtime.slots import Weights
 from lohan.runtime.swap_modes import (
     ENTRY_ORDINAL,
     ActivationKey,
@@ -126,11 +125,12 @@ class BlockRunner:
         module: torch.nn.Module,
         store: ActivationStore,
         generators: Generators,
-        weights: Weights,
+        parameters: Sequence[torch.nn.Parameter],
     ) -> None:
+        """`parameters`: all that the block uses, its own and borrowed ones."""
         self.block, self.name, self.module = block, name, module
         self._store, self._generators = store, generators
-        self._weights = weights
+        self._parameters = tuple(parameters)
         self._buffers = ChangingBuffers(module)
         self._changed_later: set[int] = set()
 
@@ -146,11 +146,9 @@ class BlockRunner:
         """Run the block; returns what the model gets and, if it has a backward, what to keep."""
         leaves, spec = tree_flatten((call.args, call.kwargs))
         entering = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        for tensor in entering.values():
-            self._weights.refuse_absent(tensor, f"an argument of block {self.name}")
         versions = [(tensor, tensor._version) for tensor in entering.values()]
         may_have_backward = call.ambient.grad_enabled and any(
-            tensor.requires_grad for tensor in (*entering.values(), *self.module.parameters())
+            tensor.requires_grad for tensor in (*entering.values(), *self._parameters)
         )
         noted = self._put_entries(leaves, micro_batch, keys) if may_have_backward else []
         entered = {
@@ -249,7 +247,7 @@ class BlockRunner:
             for output, gradient in zip(tree_flatten(raw)[0], arrived, strict=True):
                 if gradient is not None:
                     roots.append((output, gradient))
-            roots.extend(pending.take_parameters(list(self.module.parameters())))
+            roots.extend(pending.take_parameters(self._parameters))
             tensors = [tensor for tensor, _ in roots]
             if should_check:
                 self._refuse_foreign_tensors(tensors)
@@ -296,9 +294,7 @@ class BlockRunner:
                 is_owner = key is None
                 if key is None:
                     key = ActivationKey(micro_batch, self.block, ENTRY_ORDINAL, len(here))
-                    # Weights leave the buffer they are in; a copy of an argument must not.
-                    is_weight = self._weights.holds(leaf)
-                    self._store.put(key, leaf.detach().clone() if is_weight else leaf.detach())
+                    self._store.put(key, leaf.detach())
                     keys.note(leaf, key)
                 edge = edge_of(leaf) if leaf.requires_grad else None
                 here[id(leaf)] = _Entry(key=key, is_owner=is_owner, edge=edge)
@@ -307,7 +303,7 @@ class BlockRunner:
 
     def _refuse_foreign_tensors(self, roots: Sequence[torch.Tensor]) -> None:
         """Only arguments and own parameters may feed the block's graph."""
-        own = set(self.module.parameters())
+        own = set(self._parameters)
         to_visit = [edge_of(root)[0] for root in roots]
         visited = set(to_visit)
         while to_visit:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.errors import ConfigError
 from lohan.runtime.randomness import Draw, DrawRecorder
@@ -43,6 +44,8 @@ class MicroBatch:
         """Sequence number of the first operator of each stretch of the rest: before the first
         block, between each two, after the last."""
         self.num_blocks_entered = 0
+        self.weight_copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Weights that were arguments of blocks, by id, and their copies."""
         self.keys = EntryKeys()
         self.visits: dict[BlockId, BlockVisit] = {}
         self.pending = PendingGradients()
@@ -85,10 +88,11 @@ class BlockInterceptor:
         self,
         names: Sequence[str],
         modules: Sequence[torch.nn.Module],
+        weights: Weights,
         device_types: tuple[str, ...],
     ) -> None:
         self._names, self._modules = tuple(names), tuple(modules)
-        self._device_types = device_types
+        self._weights, self._device_types = weights, device_types
         self._running: dict[int, MicroBatch] = {}  # by thread
 
     @contextlib.contextmanager
@@ -123,14 +127,47 @@ class BlockInterceptor:
         def call_block(*args: Any, **kwargs: Any) -> Any:
             micro_batch = self._running.get(threading.get_ident())
             if micro_batch is None:
-                return forward(*args, **kwargs)
+                raise ConfigError(
+                    f"block {self._names[self._modules.index(module)]} was called outside the "
+                    "model's forward",
+                    why="only a forward is divided among the micro-batches; code that runs blocks "
+                    "again by itself (checkpointing) or in threads of its own cannot be followed",
+                    remedy="switch checkpointing off, and call blocks in `forward` itself",
+                )
             self._check_order(micro_batch, module)
+            args, kwargs = self._without_weights(micro_batch, args, kwargs)
             ambient = Ambient.here(self._device_types)
             return micro_batch.ask_for_block(
                 BlockCall(forward=forward, args=args, kwargs=kwargs, ambient=ambient)
             )
 
         return call_block
+
+    def _without_weights(
+        self, micro_batch: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with copies in place of weights (and views of them), which are about to leave.
+
+        A weight is copied once per micro-batch and its copy used for every block, so that its
+        gradients are summed in one place. Runs on the strand's thread, under autograd.
+        """
+        copies = micro_batch.weight_copies
+
+        def copy(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) not in copies:
+                self._weights.refuse_absent(leaf, f"a block called by {where(micro_batch)}")
+                if not self._weights.holds(leaf):
+                    return leaf
+                copies[id(leaf)] = (leaf, leaf.clone())
+            return copies[id(leaf)][1]
+
+        leaves, spec = tree_flatten((args, kwargs))
+        kept: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
+            [copy(leaf) for leaf in leaves], spec
+        )
+        return kept
 
     def _check_order(self, micro_batch: MicroBatch, module: torch.nn.Module) -> None:
         position = micro_batch.num_blocks_entered
@@ -211,6 +248,5 @@ def run_model(
 
 def where(micro_batch: MicroBatch) -> str:
     """Where a micro-batch stands, for messages."""
-    position = micro_batch.num_blocks_entered
-    after = f"after {position} blocks" if position else "before the first block"
-    return f"micro-batch {micro_batch.index} {after}"
+    num_entered = micro_batch.num_blocks_entered
+    return f"micro-batch {micro_batch.index} ({num_entered} blocks entered)"

@@ -199,11 +199,15 @@ class Passes:
     def backward(self) -> None:
         """From the turn back to the first segment."""
         for segment in reversed(self._segments.segments[:-1]):
-            if segment.id in self._with_backward or any(
-                segment.id in micro_batch.visits for micro_batch in self._micro_batches
-            ):
+            if segment.id in self._with_backward or self._has_gradients_for(segment):
                 self._visit_backward(segment)
         assert not any(len(one.pending) for one in self._micro_batches), "a gradient got lost"
+
+    def _has_gradients_for(self, segment: Segment) -> bool:
+        """Gradients may go further back than parameters do: into a leaf of the batch."""
+        if segment.kind is SegmentKind.BLOCK:
+            return any(segment.id in one.visits for one in self._micro_batches)
+        return any(len(one.pending) for one in self._micro_batches)
 
     def _visit_backward(self, segment: Segment) -> None:
         assert self._sums is not None

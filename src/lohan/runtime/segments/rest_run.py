@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from lohan.errors import ConfigError
+from lohan.model.trace_ops import tensors_in
 from lohan.runtime.segments.cuts import (
     Edge,
     PendingGradients,
@@ -73,10 +73,10 @@ class PresenceMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # Absent weights have stride 0, so the test is cheap for almost every tensor.
-        for leaf in tree_flatten((args, kwargs or {}))[0]:
-            if isinstance(leaf, torch.Tensor) and not any(leaf.stride()):
-                self._weights.refuse_absent(leaf, f"{func} {self._where()}")
+        for tensor in tensors_in((args, kwargs or {})):
+            # Absent weights are one element, so most tensors need no closer look.
+            if tensor.untyped_storage().nbytes() == tensor.itemsize:
+                self._weights.refuse_absent(tensor, f"{func} {self._where()}")
         return func(*args, **(kwargs or {}))
 
 

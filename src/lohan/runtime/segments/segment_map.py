@@ -1,19 +1,19 @@
 """The parts of a model in the order they run: blocks, and the rest before, between and after.
 
 Owns which parameter belongs to which segment and which segments borrow it. Does not find blocks
-(`lohan.model` does) and holds no tensors. Read by `segments.step` and by whoever plans movement.
+(`lohan.model.blocks` does) and holds no tensors. Read by `segments.step` and by whoever plans
+movement. `BlockId` counts segments.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.errors import ConfigError
-from lohan.model.trace_ops import storage_key, tensors_in
+from lohan.model.blocks import FoundBlock, find_blocks
+from lohan.model.trace_model import Stretch
 from lohan.runtime.slots import ParameterLayout, ParameterSet
 from lohan.vocabulary import BlockId
 
@@ -48,6 +48,11 @@ class Segment:
     """Parameters it owns: those no earlier segment uses."""
     borrowed: tuple[tuple[str, BlockId], ...]
     """Parameters it uses that an earlier segment owns (tied weights), with the owner."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """All parameters it uses."""
+        return (*self.parameters, *(name for name, _ in self.borrowed))
 
     @property
     def needs(self) -> tuple[BlockId, ...]:
@@ -99,8 +104,7 @@ class SegmentMap:
         named = dict(model.named_parameters())
         reached, found = False, set()
         for segment in self.segments:
-            used = [*segment.parameters, *(name for name, _ in segment.borrowed)]
-            reached = reached or any(named[name].requires_grad for name in used)
+            reached = reached or any(named[name].requires_grad for name in segment.used)
             if reached:
                 found.add(segment.id)
         return frozenset(found | {self.last.id})
@@ -108,38 +112,24 @@ class SegmentMap:
 
 def map_segments(
     model: torch.nn.Module,
-    runs: Sequence[Sequence[str]],
+    runs: Sequence[Sequence[str]] | None = None,
     rest_uses: Sequence[Sequence[str]] | None = None,
 ) -> SegmentMap:
-    """Lay the model out in segments.
+    """Lay the model out in segments, by its structure alone.
 
     Args:
         model: any module; only its names and ties are looked at.
         runs: for each run of repeated blocks the paths of the blocks, in the order they are
-            called; an encoder-decoder has two runs.
+            called; an encoder-decoder has two. Without it, those that `find_blocks` finds.
         rest_uses: for the rest before, between and after the runs, the names of the parameters
             it uses. Without it, a parameter outside the blocks is taken to be used where it is
             registered relative to the runs; `observe_rest_uses` finds out by running the model.
 
     Raises:
-        ConfigError: no blocks, an unknown path, or lists that do not fit together.
+        ConfigError: no blocks, an unknown name, or lists that do not fit together.
     """
-    blocks = [name for run in runs for name in run]
-    if not blocks or not all(runs):
-        raise ConfigError(
-            f"{type(model).__name__} has no repeated block to work through",
-            why="weights move block by block, and a run of two or more equal modules in a "
-            "ModuleList was looked for",
-            remedy="use a model whose layers are in a torch.nn.ModuleList",
-        )
-    modules = dict(model.named_modules(remove_duplicate=False))
-    unknown = sorted(set(blocks) - modules.keys())
-    if unknown:
-        raise ConfigError(
-            f"{type(model).__name__} has no modules {unknown}",
-            why="they are named as its blocks",
-            remedy="name blocks as `model.named_modules()` does",
-        )
+    runs = _runs_of(find_blocks(model)) if runs is None else runs
+    _check_runs(model, runs)
     uses = rest_uses if rest_uses is not None else _uses_by_registration(model, runs)
     if len(uses) != len(runs) + 1:
         raise ConfigError(
@@ -148,23 +138,68 @@ def map_segments(
             why="each needs its own list of parameters",
             remedy="give one list before, one between each two runs and one after",
         )
-    return _assign(model, runs, uses)
-
-
-def _assign(
-    model: torch.nn.Module, runs: Sequence[Sequence[str]], uses: Sequence[Sequence[str]]
-) -> SegmentMap:
     first_name = {id(p): name for name, p in model.named_parameters()}
     any_name = {
         name: first_name[id(p)] for name, p in model.named_parameters(remove_duplicate=False)
     }
+    unknown = sorted({name for used in uses for name in used} - any_name.keys())
+    if unknown:
+        raise ConfigError(
+            f"{type(model).__name__} has no parameters {unknown}",
+            why="they are named in `rest_uses`",
+            remedy="name parameters as `model.named_parameters()` does",
+        )
     plan: list[tuple[str, SegmentKind, list[str]]] = []
     for index, used in enumerate(uses):
-        title = "first" if index == 0 else "last" if index == len(runs) else f"between {index}"
+        title = "embedding" if index == 0 else "head" if index == len(runs) else "bridge"
         plan.append((title, SegmentKind.REST, [any_name[name] for name in used]))
         for block in runs[index] if index < len(runs) else ():
             own = [first_name[id(p)] for p in model.get_submodule(block).parameters()]
             plan.append((block, SegmentKind.BLOCK, own))
+    return _assign(model, plan)
+
+
+def segments_from_trace(model: torch.nn.Module, stretches: Sequence[Stretch]) -> SegmentMap:
+    """Lay the model out as its trace (`TraceableModel.run`) saw it, numbered as in its shape."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    order = {name: position for position, name in enumerate(names.values())}
+    plan = []
+    for stretch in stretches:
+        used = sorted((names[identity] for identity in stretch.parameters), key=order.__getitem__)
+        if stretch.block is None:
+            plan.append((stretch.label, SegmentKind.REST, used))
+        else:
+            plan.append((stretch.block.name, SegmentKind.BLOCK, used))
+    return _assign(model, plan)
+
+
+def _runs_of(blocks: Sequence[FoundBlock]) -> list[list[str]]:
+    runs: dict[str, list[str]] = {}
+    for block in blocks:
+        runs.setdefault(block.list_name, []).append(block.name)
+    return list(runs.values())
+
+
+def _check_runs(model: torch.nn.Module, runs: Sequence[Sequence[str]]) -> None:
+    if not runs or not all(runs):
+        raise ConfigError(
+            f"{type(model).__name__} has no repeated block to work through",
+            why="weights move block by block, and the list of blocks is empty",
+            remedy="name the blocks, or leave `runs` out to have them found",
+        )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    unknown = sorted({name for run in runs for name in run} - modules.keys())
+    if unknown:
+        raise ConfigError(
+            f"{type(model).__name__} has no modules {unknown}",
+            why="they are named as its blocks",
+            remedy="name blocks as `model.named_modules()` does",
+        )
+
+
+def _assign(
+    model: torch.nn.Module, plan: Sequence[tuple[str, SegmentKind, Sequence[str]]]
+) -> SegmentMap:
     owner: dict[str, BlockId] = {}
     segments = []
     for position, (title, kind, names) in enumerate(plan):
@@ -181,7 +216,7 @@ def _assign(
                 borrowed=tuple((n, owner[n]) for n in distinct if owner[n] != segment_id),
             )
         )
-    forgotten = sorted(set(first_name.values()) - owner.keys())
+    forgotten = sorted({name for name, _ in model.named_parameters()} - owner.keys())
     if forgotten:
         raise ConfigError(
             f"parameters {forgotten} belong to no segment",
@@ -204,65 +239,3 @@ def _uses_by_registration(model: torch.nn.Module, runs: Sequence[Sequence[str]])
             owner_rank = rank[name.rpartition(".")[0]]
             uses[sum(owner_rank > start for start in starts)].append(name)
     return uses
-
-
-class _UseMode(TorchDispatchMode):
-    """Notes which of the given storages are read."""
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._names = names
-        self.used: dict[str, None] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        for tensor in tensors_in((args, kwargs or {})):
-            name = self._names.get(storage_key(tensor))
-            if name is not None:
-                self.used[name] = None
-        return func(*args, **(kwargs or {}))
-
-
-def observe_rest_uses(
-    model: torch.nn.Module, runs: Sequence[Sequence[str]], run_model: Callable[[], object]
-) -> list[list[str]]:
-    """Run the model once and note which parameters each rest uses; for `map_segments`.
-
-    The model's parameters need storages of their own (data, or meta tensors). Parameters that
-    the run does not touch are put into the first segment.
-    """
-    names = {storage_key(p): name for name, p in model.named_parameters()}
-    uses: list[dict[str, None]] = [{}]
-    run_of = {name: index for index, run in enumerate(runs) for name in run}
-    handles = []
-
-    def pause(index: int) -> Callable[..., None]:
-        def before(*_: object) -> None:
-            uses[-1].update(mode.used)
-            mode.used = {}
-            while len(uses) <= index + 1:
-                uses.append({})
-
-        return before
-
-    def forget(*_: object) -> None:
-        mode.used = {}
-
-    try:
-        for block, index in run_of.items():
-            module = model.get_submodule(block)
-            handles.append(module.register_forward_pre_hook(pause(index), prepend=True))
-            handles.append(module.register_forward_hook(forget, prepend=True))
-        with torch.no_grad(), _UseMode(names) as mode:
-            run_model()
-        uses[-1].update(mode.used)
-    finally:
-        for handle in handles:
-            handle.remove()
-    inside = {id(p) for run in runs for name in run for p in model.get_submodule(name).parameters()}
-    found = {name for used in uses for name in used}
-    untouched = [
-        name for name, p in model.named_parameters() if id(p) not in inside and name not in found
-    ]
-    return [[*uses[0], *untouched], *(list(used) for used in uses[1:])]

@@ -62,6 +62,7 @@ class SegmentedModel:
         self._generators = Generators([self._device])
         self._ledger = DrawLedger()
         self._store = LiveKeys(store if store is not None else KeepStore())
+        named = dict(model.named_parameters())
         self._runners = {
             block.id: BlockRunner(
                 block=block.id,
@@ -69,13 +70,14 @@ class SegmentedModel:
                 module=model.get_submodule(block.name),
                 store=self._store,
                 generators=self._generators,
-                weights=self._weights,
+                parameters=[named[name] for name in block.used],
             )
             for block in segments.blocks
         }
         self._interceptor = BlockInterceptor(
             [block.name for block in segments.blocks],
             [runner.module for runner in self._runners.values()],
+            self._weights,
             self._device_types,
         )
 
@@ -101,10 +103,13 @@ class SegmentedModel:
         return self._run(micro_batches, loss_fn, choices or {}, order, has_gradients=True)
 
     def evaluate(
-        self, micro_batches: Sequence[Any], loss_fn: LossFunction | None = None
+        self,
+        micro_batches: Sequence[Any],
+        loss_fn: LossFunction | None = None,
+        *,
+        order: ForwardOrder = ForwardOrder.LAYER_MAJOR,
     ) -> list[torch.Tensor]:
-        """Losses only: forward in layer-major order without gradients."""
-        order = ForwardOrder.LAYER_MAJOR
+        """Losses only: the same forward without gradients. Raises as `step` does."""
         return self._run(micro_batches, loss_fn, {}, order, has_gradients=False)
 
     def _run(

@@ -1,0 +1,129 @@
+"""Choices made from a traced shape, as a planner makes them, against plain PyTorch.
+
+The tracer numbers operators on fake tensors, the driver on real ones; skipped operators are those
+the shape says nothing needs, and are filled with NaN to prove it.
+"""
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lohan.model.assemble import trace_shape
+from lohan.model.recompute import recomputation
+from lohan.model.shape import BlockShape, ModelShape
+from lohan.model.trace_model import TraceableModel
+from lohan.runtime.segments import SegmentedModel, segments_from_trace
+from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from support.plain_training import (
+    ComeAndGo,
+    assert_same_gradients,
+    plain_step,
+    same_bits,
+    twin,
+)
+from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS, VOCABULARY
+
+
+def causal_inputs(batch: int, sequence: int) -> dict[str, Any]:
+    tokens = torch.zeros(batch, sequence, dtype=torch.long)
+    return {"input_ids": tokens, "labels": tokens, "use_cache": False}
+
+
+def dit_inputs(batch: int, sequence: int) -> dict[str, Any]:
+    return {"pixels": torch.zeros(batch, 6, 4), "time": torch.zeros(batch, 8)}
+
+
+def causal_batch(seed: int) -> dict[str, Any]:
+    tokens = torch.randint(
+        2, VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(seed), dtype=torch.long
+    )
+    return {"input_ids": tokens, "labels": tokens}
+
+
+INPUTS: dict[str, tuple[Callable[[int, int], dict[str, Any]], bool]] = {
+    "llama": (causal_inputs, False),
+    "gpt2": (causal_inputs, False),
+    "t5": (causal_inputs, False),
+    "dit": (dit_inputs, True),
+}
+
+
+def planned(block: BlockShape, share: float, pick: random.Random) -> BlockChoices:
+    """Store some of what autograd keeps; skip all that is neither stored nor run again."""
+    stored = {one.index for one in block.operators if one.is_saved and pick.random() < share}
+    again = set(recomputation(block, stored).operators)
+    by_index = {one.index: one for one in block.operators}
+    return BlockChoices(
+        stored=frozenset(stored),
+        skipped=frozenset(by_index.keys() - stored - again),
+        names={
+            index: one.name.rpartition("/")[2].rpartition("+")[2] for index, one in by_index.items()
+        },
+        should_poison=True,
+    )
+
+
+def build(name: str) -> torch.nn.Module:
+    torch.manual_seed(5)
+    return TINY_MODELS[name].build(0.0).train()
+
+
+@functools.cache
+def shape_of(name: str) -> ModelShape:
+    make_inputs, is_fixed = INPUTS[name]
+    return trace_shape(
+        build(name),
+        make_inputs,
+        name=name,
+        dtype=torch.float32,
+        longest_sequence=32,
+        is_sequence_fixed=is_fixed,
+    )
+
+
+def drive(name: str, model: torch.nn.Module) -> tuple[SegmentedModel, ComeAndGo, KeepStore]:
+    traceable = TraceableModel(
+        model, dtype=torch.float32, device=torch.device("cpu"), should_assume_flash=False
+    )
+    segments = segments_from_trace(model, traceable.run(INPUTS[name][0], (2, 8)))
+    sets = segments.parameter_sets(model)
+    hooks, store = ComeAndGo(segments, sets), KeepStore()
+    return SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store), hooks, store
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_plans_from_a_traced_shape_change_no_bit(name: str) -> None:
+    model, loss_fn = build(name), LOSS_FUNCTIONS.get(name)
+    make_batch = TINY_MODELS[name].batch if name == "dit" else lambda seed, _: causal_batch(seed)
+    batches = [make_batch(seed, torch.float32) for seed in range(3)]
+    expected_losses, expected = plain_step(twin(model), batches, loss_fn)
+    driven, hooks, store = drive(name, model)
+    shape, pick = shape_of(name), random.Random(name)
+    assert len(driven.segments.segments) == len(shape.sequence_of_kinds)
+    for share in (0.0, 0.5, 1.0):
+        choices = {
+            block.id: planned(shape.kinds[shape.sequence_of_kinds[block.id]], share, pick)
+            for block in driven.segments.blocks
+        }
+        assert all(choice.skipped for choice in choices.values())
+        hooks.gradients.clear()
+        losses = driven.step(batches, loss_fn, choices=choices)
+        assert all(map(same_bits, losses, expected_losses))
+        assert_same_gradients(hooks.gradients, expected)
+        assert len(store) == 0
+
+
+def test_a_skipped_output_that_is_needed_after_all_shows_as_nan() -> None:
+    """The proof proves something: skipping what backward reads spoils the gradients."""
+    driven, hooks, _ = drive("dit", build("dit"))
+    shape, last = shape_of("dit"), driven.segments.blocks[-1].id
+    block = shape.kinds[shape.sequence_of_kinds[last]]
+    needed = next(one.index for one in block.operators if one.is_saved)
+    wrong = BlockChoices(skipped=frozenset([needed]), should_poison=True)
+    batches = [TINY_MODELS["dit"].batch(0, torch.float32)]
+    driven.step(batches, LOSS_FUNCTIONS["dit"], choices={last: wrong})
+    assert any(torch.isnan(gradient).any() for gradient in hooks.gradients.values())
