@@ -1,4 +1,4 @@
-"""FLOPs of one operator call, 2 per multiply-add: torch's own formulas, and attention's.
+"""FLOPs of one operator call, 2 per multiply-add: torch's own formulas, attention's, experts'.
 
 Owns the formulas torch lacks. A causal mask does not halve attention (torch's convention and the
 paper's). Imports torch; called by the recorder for forward and backward calls alike.
@@ -27,8 +27,15 @@ def _attention_backward(args: Sequence[Any]) -> int:
     return int(2 * b * n * q * k * (3 * d + 2 * e))
 
 
-# torch's formulas refuse fewer key heads than query heads, and do not know the CPU's kernel.
-_ATTENTION: dict[Any, Callable[[Sequence[Any]], int]] = {
+def _grouped_product(args: Sequence[Any]) -> int:
+    # Rows are shared out among experts, or (for weights' gradients) columns and rows are.
+    rows, inner = args[0].shape[-2:]
+    groups = args[0].shape[0] if args[0].dim() == args[1].dim() == 3 else 1
+    return int(2 * groups * rows * inner * args[1].shape[-1])
+
+
+# Older torch refuses fewer key heads than query heads; none knows the CPU's kernel or experts.
+_FORMULAS: dict[Any, Callable[[Sequence[Any]], int]] = {
     getattr(_ATEN, name): formula
     for stem in (
         "flash_attention_for_cpu",
@@ -42,12 +49,14 @@ _ATTENTION: dict[Any, Callable[[Sequence[Any]], int]] = {
     )
     if hasattr(_ATEN, name)
 }
+if hasattr(_ATEN, "_grouped_mm"):
+    _FORMULAS[_ATEN._grouped_mm] = _grouped_product
 
 
 def flops_of(call: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """Return the FLOPs of a dispatched call; 0 for operators without a formula (elementwise)."""
     packet = call._overloadpacket
-    if packet in _ATTENTION:
-        return _ATTENTION[packet](args)
+    if packet in _FORMULAS:
+        return _FORMULAS[packet](args)
     formula = flop_registry.get(packet)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))

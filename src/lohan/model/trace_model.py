@@ -9,6 +9,7 @@ runs after the last one. What runs between two blocks of a list belongs to the e
 runs between two lists (an encoder and a decoder) is a block of its own, a bridge.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -119,8 +120,8 @@ class TraceableModel:
                 tracer.recorder.keep_saved, lambda tensor: tensor
             )
             fused = _FlashAttention() if self._should_assume_flash else nullcontext()
-            with _explained(self.model, tracer), _as_if_real(), fused, torch.enable_grad():
-                with hooks, tracer.recorder:
+            with _explained(self.model, tracer), _quiet(), _as_if_real(), torch.enable_grad():
+                with fused, hooks, tracer.recorder:
                     result = self.skeleton.module(**inputs)
                 with tracer.recorder:
                     tracer.finish(result)
@@ -266,6 +267,17 @@ class _Tracer:
             # Never used: it goes where its neighbour in the model goes.
             home = used.get(id(parameter), home)
             home.parameters.add(id(parameter))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing an error that is raised, and explained, all the same."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
 
 
 @contextmanager

@@ -76,6 +76,11 @@ class Call:
     saved_keys: set[int] = field(default_factory=set)
     is_read: bool = False
 
+    @property
+    def operator(self) -> str:
+        """The operator alone, without the module it ran in."""
+        return self.name.rpartition("/")[2]
+
 
 @dataclass(slots=True, eq=False)
 class Segment:
@@ -142,11 +147,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         """Answer a model that asks about values, as ordinary inputs would.
 
         `if mask.all()` asks whether nothing is padded or packed, `if bad.any()` whether something
-        is wrong. Other questions have no ordinary answer, and the tracing fails with them.
+        is wrong, `if torch.rand([]) < rate` whether to leave a layer out. Other questions have no
+        ordinary answer, and the tracing fails with them.
         """
         owner = self._owner.get(storage_key(tensor))
-        operator = None if owner is None else owner.name.rpartition("/")[2]
-        return {"all": True, "any": False}.get(operator or "")
+        if owner is None:
+            return None
+        if owner.operator == "lt":
+            return False if [read.operator for read in owner.reads] == ["rand"] else None
+        return {"all": True, "any": False}.get(owner.operator)
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         segment = self.segment
@@ -209,7 +218,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
                 call.reads_outside |= owner.reads_outside
                 call.forward_flops += owner.forward_flops
                 call.touched_bytes += owner.touched_bytes
-                call.name = f"{owner.name}+{call.name.rpartition('/')[2]}"
+                call.name = f"{owner.name}+{call.operator}"
                 call.segment.calls.remove(owner)
                 for node, known in self._call_of_node.items():
                     if known is owner:

@@ -18,7 +18,9 @@ def written(folder, settings, name="config.json"):
     return path
 
 
-@pytest.mark.parametrize("form", ["file", "folder", "text"])
+@pytest.mark.parametrize(
+    "form", ["folder", *(pytest.param(form, marks=pytest.mark.slow) for form in ("file", "text"))]
+)
 def test_a_transformers_configuration_gives_the_shape_of_its_model(tmp_path, form):
     file = written(tmp_path / "smol", SMOLLM2 | {"architectures": ["LlamaForCausalLM"]})
     shape = shape_of({"file": file, "folder": file.parent, "text": str(file)}[form])
@@ -28,6 +30,7 @@ def test_a_transformers_configuration_gives_the_shape_of_its_model(tmp_path, for
     assert shape.nominal_parameters is None
 
 
+@pytest.mark.slow
 def test_a_configuration_file_may_have_any_name(tmp_path):
     assert shape_of(written(tmp_path, SMOLLM2, "tiny.json")).name == "tiny"
 
@@ -39,6 +42,7 @@ def test_attention_dropout_in_a_configuration_does_not_make_a_score_matrix(tmp_p
     assert any("dropout" in operator.name for operator in block.operators)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_configuration(tmp_path):
     settings = {
         "model_type": "t5",
@@ -65,6 +69,44 @@ def test_an_encoder_decoder_configuration(tmp_path):
     assert shape.num_parameters == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.slow
+def test_experts_cost_what_the_chosen_ones_compute(tmp_path):
+    h, f, chosen = 32, 64, 2
+    settings = {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": h,
+        "intermediate_size": f,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 97,
+        "num_local_experts": 4,
+        "num_experts_per_tok": chosen,
+    }
+    block = shape_of(written(tmp_path, settings)).kinds[1]
+    matrices = 3 * h * h + 4 * h + chosen * 3 * h * f
+    assert block.forward_flops == Growth(per_token=2 * matrices, per_token_pair=4 * h)
+    assert block.backward_flops == Growth(per_token=4 * matrices, per_token_pair=10 * h)
+
+
+@pytest.mark.slow
+def test_layers_left_out_at_random_are_counted(tmp_path):
+    settings = {
+        "model_type": "opt",
+        "architectures": ["OPTForCausalLM"],
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 97,
+        "layerdrop": 0.1,
+    }
+    assert shape_of(written(tmp_path, settings)).num_blocks == 4
+
+
+@pytest.mark.slow
 def test_a_masked_language_model(tmp_path):
     settings = {
         "model_type": "bert",
@@ -129,6 +171,7 @@ def test_a_sequence_beyond_a_configurations_positions_is_refused(tmp_path):
         shape_of(file, sequence=1025)
 
 
+@pytest.mark.slow
 def test_a_model_with_few_positions_is_traced_within_them(tmp_path):
     settings = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 16}
     assert shape_of(written(tmp_path, settings)).num_blocks == 4

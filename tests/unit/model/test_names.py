@@ -84,6 +84,7 @@ def test_longer_sequences_add_positions_to_the_papers_models():
     assert long.kinds[0].operators == short.kinds[0].operators
 
 
+@pytest.mark.slow
 def test_longer_positions_are_what_tracing_such_a_model_gives():
     import torch
 

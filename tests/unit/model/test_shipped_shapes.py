@@ -27,9 +27,8 @@ def retraced_equals_shipped(name):
     return trace_known(name).to_json() == (SHAPES / f"{name}.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["gpt-175b", "dit-0.67b", "smollm2-135m"])
-def test_one_of_each_family_is_what_tracing_gives(name):
-    assert retraced_equals_shipped(name)
+def test_the_papers_headline_model_is_what_tracing_gives():
+    assert retraced_equals_shipped("gpt-175b")
 
 
 @pytest.mark.slow

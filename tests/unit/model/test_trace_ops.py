@@ -134,7 +134,7 @@ def test_work_inside_an_autograd_function_is_counted():
     assert block.backward_flops == Growth(per_token=4 * WIDTH * WIDTH)
 
 
-def test_attention_with_dropout_is_fused_in_a_plan_and_as_it_runs_in_a_module():
+def test_attention_with_dropout_is_traced_as_the_modules_device_runs_it():
     found, _ = traced(
         lambda fc, x: functional.scaled_dot_product_attention(*[fc(x)[:, None]] * 3, dropout_p=0.1)[
             :, 0

@@ -157,6 +157,7 @@ def test_a_module_on_meta_has_the_same_shape_as_one_with_weights():
     assert shape_of(on_meta) == shape_of(gpt())
 
 
+@pytest.mark.slow
 def test_a_module_in_full_precision_is_traced_in_the_compute_dtype():
     assert shape_of(gpt()).dtype_bytes == 2
     full = shape_of(gpt(), dtype="fp32")
@@ -164,6 +165,7 @@ def test_a_module_in_full_precision_is_traced_in_the_compute_dtype():
     assert full.kinds[1].input_bytes.per_token == 64 * 4
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_of_the_module_is_looked_through():
     plain, checkpointed = llama(), llama()
     checkpointed.gradient_checkpointing_enable()
