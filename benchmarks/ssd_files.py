@@ -23,6 +23,7 @@ from lohan.ssd import (
     RunDirectories,
     StripedFile,
     StripedTicket,
+    add_drives,
     choose_engine,
 )
 from lohan.units import GB, MIB
@@ -47,6 +48,8 @@ class Stripes:
 
     def __init__(self, directories: Sequence[str], size_bytes: int) -> None:
         self.directories = directories
+        # A range must not be written again while it is in flight: there are more than enough places.
+        size_bytes = max(size_bytes, 2 * NUM_REQUESTS * REQUEST_BYTES)
         self.size_bytes = -(-size_bytes // SIZE_STEP_BYTES) * SIZE_STEP_BYTES
         self.num_places = self.size_bytes // REQUEST_BYTES
         self.run = RunDirectories.create(directories, f"bench-{uuid.uuid4().hex[:8]}")
@@ -69,14 +72,15 @@ class Stripes:
                 name="bench",
                 engine=engine,
                 capacity_bytes=self.size_bytes,
-                settings=[settings] * count,
+                drives=add_drives(engine, self.run.paths, [settings] * count),
                 should_checksum=should_checksum,
             )
             file.allocate(self.size_bytes)
             self._fields = file.to_json()
         else:
             fields = {**self._fields, "should_checksum": should_checksum}
-            file = StripedFile.attach(self.run, fields, engine=engine, settings=[settings] * count)
+            drives = add_drives(engine, self.run.paths, [settings] * count)
+            file = StripedFile.attach(self.run, fields, engine=engine, drives=drives)
         try:
             yield file, file.extents[0]
         finally:

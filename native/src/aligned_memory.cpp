@@ -11,8 +11,10 @@ namespace lohan {
 
 namespace {
 
-constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kHugePageBytes = 2u << 20;
+
+// 4096 on most machines, more on some; both are multiples of what direct I/O needs.
+std::uint64_t page_bytes() { return static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t step) { return (value + step - 1) / step * step; }
 
@@ -34,7 +36,7 @@ int populate(void *address, std::uint64_t nbytes) {
     if (::madvise(address, nbytes, MADV_POPULATE_WRITE) == 0) return 0;
     if (errno != EINVAL && errno != ENOSYS) return errno;
 #endif
-    for (std::uint64_t byte = 0; byte < nbytes; byte += kPageBytes)
+    for (std::uint64_t byte = 0; byte < nbytes; byte += page_bytes())
         static_cast<volatile char *>(address)[byte] = 0;
     return 0;
 }
@@ -42,11 +44,10 @@ int populate(void *address, std::uint64_t nbytes) {
 }  // namespace
 
 AlignedMemory::AlignedMemory(std::uint64_t nbytes, bool should_populate)
-    : nbytes_(nbytes), mapped_bytes_(round_up(nbytes, static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)))),
-      process_id_(::getpid()) {
+    : nbytes_(nbytes), mapped_bytes_(round_up(nbytes, page_bytes())), process_id_(::getpid()) {
     // Huge pages make direct I/O cheaper: the kernel looks up and pins one page where it would pin 512.
     const bool is_huge = mapped_bytes_ >= kHugePageBytes;
-    address_ = map_aligned(mapped_bytes_, is_huge ? kHugePageBytes : kPageBytes);
+    address_ = map_aligned(mapped_bytes_, is_huge ? kHugePageBytes : page_bytes());
     if (is_huge) ::madvise(address_, mapped_bytes_, MADV_HUGEPAGE);
     // A fork while the drive writes into private memory could leave the bytes in the wrong process
     // (open(2), O_DIRECT): children do not get this memory at all.

@@ -11,7 +11,6 @@
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #elif defined(__aarch64__)
-#include <arm_acle.h>
 #include <sys/auxv.h>
 #ifndef HWCAP_CRC32
 #define HWCAP_CRC32 (1 << 7)
@@ -104,12 +103,20 @@ LOHAN_CRC_TARGET inline std::uint32_t step8(std::uint32_t value, unsigned char b
 bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
 constexpr const char *kInstructionName = "sse4.2";
 #else
+#if defined(__clang__)
+#define LOHAN_CRC_TARGET __attribute__((target("crc")))
+#define LOHAN_CRC_WORD __builtin_arm_crc32cd
+#define LOHAN_CRC_BYTE __builtin_arm_crc32cb
+#else
 #define LOHAN_CRC_TARGET __attribute__((target("+crc")))
+#define LOHAN_CRC_WORD __builtin_aarch64_crc32cx
+#define LOHAN_CRC_BYTE __builtin_aarch64_crc32cb
+#endif
 LOHAN_CRC_TARGET inline std::uint32_t step64(std::uint32_t value, std::uint64_t word) {
-    return __builtin_aarch64_crc32cx(value, word);
+    return LOHAN_CRC_WORD(value, word);
 }
 LOHAN_CRC_TARGET inline std::uint32_t step8(std::uint32_t value, unsigned char byte) {
-    return __builtin_aarch64_crc32cb(value, byte);
+    return LOHAN_CRC_BYTE(value, byte);
 }
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 constexpr const char *kInstructionName = "armv8-crc";

@@ -18,6 +18,7 @@ from lohan.ssd import (
     Priority,
     RunDirectories,
     StripedFile,
+    add_drives,
 )
 from support.fault_engine import Damage, Delay, Fail, Fault, FaultEngine, Shorten
 from support.ssd_engines import MAKERS, NATIVE, PAGE, make_engine, nothing_leaks, random_bytes
@@ -39,7 +40,7 @@ def run_workload(engine: FaultEngine, directories: list[pathlib.Path]) -> None:
             engine=engine,
             capacity_bytes=4 * EXTENT,
             chunk_bytes=CHUNK,
-            settings=[SETTINGS] * len(directories),
+            drives=add_drives(engine, run.paths, [SETTINGS] * len(directories)),
         )
         extents = [file.allocate(EXTENT) for _ in range(2)]
         for n, extent in enumerate(extents):
@@ -173,7 +174,11 @@ def test_any_result_of_the_kernel_at_any_block_is_judged(
             pool = BufferPool(name="blocks", slot_bytes=nbytes, num_slots=2)
             run = RunDirectories.create(roots[:1], "results")
             file = StripedFile.create(
-                run, name="f", engine=engine, capacity_bytes=nbytes, settings=[SETTINGS]
+                run,
+                name="f",
+                engine=engine,
+                capacity_bytes=nbytes,
+                drives=add_drives(engine, run.paths, [SETTINGS]),
             )
             extent = file.allocate(nbytes)
             with pool.lease() as source, pool.lease() as target:

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 import pytest
 
 from lohan.errors import ShortTransfer, StorageError
-from lohan.ssd import BufferPool, DriveSettings, RunDirectories, StripedFile, choose_engine
+from lohan.ssd import (
+    BufferPool,
+    DriveSettings,
+    RunDirectories,
+    StripedFile,
+    add_drives,
+    choose_engine,
+)
 from support.ssd_engines import NATIVE, PAGE, make_engine, nothing_leaks, random_bytes
 
 CHUNK = 4 * PAGE
@@ -163,7 +170,7 @@ class Setup:
             engine=self.engine,
             capacity_bytes=8 * CHUNK,
             chunk_bytes=CHUNK,
-            settings=[DriveSettings(block_bytes=PAGE)] * 2,
+            drives=add_drives(self.engine, self.run.paths, [DriveSettings(block_bytes=PAGE)] * 2),
         )
         self.extent = self.file.allocate(8 * CHUNK)
         self.pool = BufferPool(name="t", slot_bytes=8 * CHUNK, num_slots=1)

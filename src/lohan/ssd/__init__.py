@@ -22,6 +22,7 @@ from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
 from lohan.ssd.memory_engine import MemoryEngine
 from lohan.ssd.native_engine import NativeEngine
 from lohan.ssd.run_directory import RunDirectories
+from lohan.ssd.stripe_files import add_drives
 from lohan.ssd.striped_file import StripedFile
 from lohan.ssd.striped_ticket import StripedTicket
 from lohan.ssd.verification import verify_extent
@@ -53,6 +54,7 @@ __all__ = [
     "StripedFile",
     "StripedTicket",
     "Ticket",
+    "add_drives",
     "check_directories",
     "check_directory",
     "choose_engine",

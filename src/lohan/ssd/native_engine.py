@@ -107,7 +107,8 @@ class NativeEngine:
         try:
             filesystem = os.statvfs(directory)
         except OSError as error:
-            raise storage_error("a directory failed", error.errno or 0, path=directory) from None
+            number = error.errno or errno.EIO
+            raise storage_error("a directory failed", number, path=directory) from None
         return filesystem.f_bavail * filesystem.f_frsize
 
     def file_bytes(self, file: IoFile) -> int:

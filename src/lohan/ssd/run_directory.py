@@ -83,13 +83,21 @@ class RunDirectories:
         return cls(run_id, tuple(paths), tuple(locks))
 
     def sync(self) -> None:
-        """Make the entries of the directories durable. May block: yes."""
+        """Make the entries of the directories durable. May block: yes.
+
+        Raises:
+            StorageError: a directory is gone or cannot be flushed.
+        """
         for path in self.paths:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                number = error.errno or errno.EIO
+                raise storage_error("a run directory failed", number, path=path) from None
 
     def close(self, *, should_delete: bool = False) -> None:
         """Unlock. With `should_delete` the lock files go, and directories that are then empty.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from lohan.errors import ConfigError, OutOfSpace, StorageError
 from lohan.ssd.engine import DriveId, DriveSettings, IoEngine, IoFile
 from lohan.ssd.layout import StripeLayout
+from lohan.ssd.run_directory import RunDirectories
 from lohan.ssd.storage_errors import short_transfer, storage_error
 from lohan.units import format_bytes
 
@@ -31,7 +32,7 @@ def refuse_without_space(
     """
     needed: dict[int, tuple[str, int]] = {}
     for directory, nbytes in zip(directories, extra_bytes, strict=True):
-        device = os.stat(directory).st_dev
+        device = _device_of(directory)
         first, sum_bytes = needed.get(device, (directory, 0))
         needed[device] = (first, sum_bytes + nbytes)
     for directory, nbytes in needed.values():
@@ -52,7 +53,7 @@ def refuse_without_space(
 
 def make_files(
     engine: IoEngine,
-    directories: Sequence[str],
+    run: RunDirectories,
     drives: Sequence[DriveId],
     name: str,
     layout: StripeLayout,
@@ -63,10 +64,10 @@ def make_files(
         OutOfSpace, StorageError: one could not be made; none is left behind.
     """
     sizes = [layout.file_bytes(drive) for drive in range(layout.num_drives)]
-    refuse_without_space(engine, directories, sizes)
+    refuse_without_space(engine, run.paths, sizes)
     files: list[IoFile | None] = []
     try:
-        for drive, directory in enumerate(directories):
+        for drive, directory in enumerate(run.paths):
             if drive not in layout.pattern:
                 files.append(None)
                 continue
@@ -74,6 +75,7 @@ def make_files(
             file = engine.create_file(path, drive=drives[drive])
             files.append(file)
             engine.resize(file, sizes[drive])
+        run.sync()
     except BaseException:
         for made in files:
             if made is not None:
@@ -84,28 +86,26 @@ def make_files(
 
 
 def grow_files(
-    engine: IoEngine,
-    directories: Sequence[str],
-    files: Sequence[IoFile | None],
-    before: StripeLayout,
-    after: StripeLayout,
+    engine: IoEngine, files: Sequence[IoFile | None], before: StripeLayout, after: StripeLayout
 ) -> None:
     """Reserve what the files lack; on failure all are as long as before.
 
     Raises:
         OutOfSpace, StorageError: the space is not there.
     """
-    extra = [after.file_bytes(d) - before.file_bytes(d) for d in range(after.num_drives)]
-    refuse_without_space(engine, directories, extra)
+    opened = [(drive, file) for drive, file in enumerate(files) if file is not None]
+    refuse_without_space(
+        engine,
+        [os.path.dirname(file.path) for _, file in opened],
+        [after.file_bytes(drive) - before.file_bytes(drive) for drive, _ in opened],
+    )
     try:
-        for drive, file in enumerate(files):
-            if file is not None:
-                engine.resize(file, after.file_bytes(drive))
+        for drive, file in opened:
+            engine.resize(file, after.file_bytes(drive))
     except BaseException:
-        for drive, file in enumerate(files):
-            if file is not None:
-                with contextlib.suppress(StorageError):
-                    engine.resize(file, before.file_bytes(drive))
+        for drive, file in opened:
+            with contextlib.suppress(StorageError):
+                engine.resize(file, before.file_bytes(drive))
         raise
 
 
@@ -164,19 +164,25 @@ def _find_file(
 
 
 def add_drives(
-    engine: IoEngine, directories: Sequence[str], settings: Sequence[DriveSettings] | None
-) -> list[DriveId]:
-    """One queue per filesystem: directories on the same one must not crowd it."""
+    engine: IoEngine,
+    directories: Sequence[str],
+    settings: Sequence[DriveSettings] | None = None,
+) -> tuple[DriveId, ...]:
+    """Add one queue per filesystem to an engine, and say which one each directory uses.
+
+    Call it once per run and give the result to every striped file: two queues in front of one
+    drive would crowd it. Directories on one filesystem share the settings of the first.
+    """
     settings = [DriveSettings()] * len(directories) if settings is None else settings
     refuse_wrong_count("drive settings", settings, directories)
     by_device: dict[int, DriveId] = {}
     drives = []
     for directory, wanted in zip(directories, settings, strict=True):
-        device = os.stat(directory).st_dev
+        device = _device_of(directory)
         if device not in by_device:
             by_device[device] = engine.add_drive(wanted)
         drives.append(by_device[device])
-    return drives
+    return tuple(drives)
 
 
 def refuse_wrong_count(noun: str, given: Sequence[object], directories: Sequence[str]) -> None:
@@ -187,3 +193,11 @@ def refuse_wrong_count(noun: str, given: Sequence[object], directories: Sequence
             why="each directory needs its own",
             remedy="give one per directory, or none",
         )
+
+
+def _device_of(directory: str) -> int:
+    try:
+        return os.stat(directory).st_dev
+    except OSError as error:
+        number = error.errno or errno.EIO
+        raise storage_error("an SSD directory failed", number, path=directory) from None

@@ -14,14 +14,14 @@ from lohan.ssd.allocator import Extent, ExtentAllocator, unknown_extent
 from lohan.ssd.checksums import ChecksumTable, checksum_stretches
 from lohan.ssd.engine import (
     Access,
-    DriveSettings,
+    DriveId,
     IoEngine,
     IoFile,
     Operation,
     Priority,
     refuse_unaligned,
 )
-from lohan.ssd.layout import CHUNK_BYTES, StripeLayout, damaged_fields, refuse_other_version
+from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
 from lohan.ssd.run_directory import RunDirectories
 from lohan.ssd.storage_errors import storage_error
 from lohan.ssd.stripe_files import (
@@ -31,9 +31,8 @@ from lohan.ssd.stripe_files import (
     make_files,
     refuse_wrong_count,
 )
+from lohan.ssd.striped_record import StripedRecord
 from lohan.ssd.striped_ticket import StripedTicket, unverifiable
-
-STRIPED_FILE_VERSION = 1
 
 
 class StripedFile:
@@ -47,7 +46,6 @@ class StripedFile:
         *,
         name: str,
         engine: IoEngine,
-        directories: Sequence[str],
         files: Sequence[IoFile | None],
         layout: StripeLayout,
         allocator: ExtentAllocator,
@@ -56,13 +54,14 @@ class StripedFile:
     ) -> None:
         self.name = name
         self._engine = engine
-        self._directories = tuple(directories)
         self._files = tuple(files)
         self._paths = tuple(file.path if file is not None else "" for file in files)
         self._layout = layout
         self._allocator = allocator
         self._checksums = checksums
         self._should_checksum = should_checksum
+        # Growing may block on a filesystem, requests must not: it has a lock of its own.
+        self._growing = threading.Lock()
         self._lock = threading.Lock()
         self._unsettled: set[StripedTicket] = set()
         self._is_closed = False
@@ -76,7 +75,7 @@ class StripedFile:
         engine: IoEngine,
         capacity_bytes: int,
         weights: Sequence[float] | None = None,
-        settings: Sequence[DriveSettings] | None = None,
+        drives: Sequence[DriveId] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         should_checksum: bool = True,
     ) -> "StripedFile":
@@ -84,7 +83,7 @@ class StripedFile:
 
         Args:
             weights: measured rates of the directories; equal shares if not given.
-            settings: limits of each drive; directories on one filesystem share those of the first.
+            drives: what `add_drives` gave for this run; queues of its own if not given.
 
         Raises:
             OutOfSpace: the space is not there; nothing is left behind.
@@ -95,13 +94,12 @@ class StripedFile:
         layout = StripeLayout.plan(
             capacity_bytes=capacity_bytes, weights=weights, chunk_bytes=chunk_bytes
         )
-        drives = add_drives(engine, run.paths, settings)
-        files = make_files(engine, run.paths, drives, name, layout)
-        run.sync()
+        drives = add_drives(engine, run.paths) if drives is None else drives
+        refuse_wrong_count("drives", drives, run.paths)
+        files = make_files(engine, run, drives, name, layout)
         return cls(
             name=name,
             engine=engine,
-            directories=run.paths,
             files=files,
             layout=layout,
             allocator=ExtentAllocator(layout.capacity_bytes),
@@ -116,7 +114,7 @@ class StripedFile:
         fields: Mapping[str, Any],
         *,
         engine: IoEngine,
-        settings: Sequence[DriveSettings] | None = None,
+        drives: Sequence[DriveId] | None = None,
     ) -> "StripedFile":
         """Open the files of an earlier `create` again, from what `to_json` gave.
 
@@ -124,19 +122,8 @@ class StripedFile:
             CheckpointError: the fields cannot be read, or are those of other directories.
             StorageError: a file is missing or too short.
         """
-        refuse_other_version("striped file", fields, STRIPED_FILE_VERSION)
-        try:
-            name = str(fields["name"])
-            should_checksum = bool(fields["should_checksum"])
-            layout = StripeLayout.from_json(fields["layout"])
-            checksums = ChecksumTable.from_json(fields["checksums"])
-            taken = [
-                Extent(offset_bytes=int(offset), nbytes=int(nbytes))
-                for offset, nbytes in fields["extents"]
-            ]
-            allocator = ExtentAllocator(layout.capacity_bytes, taken=taken)
-        except (KeyError, TypeError, ValueError, ScheduleError) as error:
-            raise damaged_fields("striped file", error) from None
+        record = StripedRecord.from_json(fields)
+        name, layout = record.name, record.layout
         if layout.num_drives != len(run.paths):
             raise CheckpointError(
                 f"striped file {name!r} lies on {layout.num_drives} SSD directories, "
@@ -144,33 +131,30 @@ class StripedFile:
                 why="every directory holds a part of every range",
                 remedy="give the directories the run was made with, in any order",
             )
-        drives = add_drives(engine, run.paths, settings)
+        drives = add_drives(engine, run.paths) if drives is None else drives
+        refuse_wrong_count("drives", drives, run.paths)
         files = find_files(engine, run.paths, drives, name, layout)
         return cls(
             name=name,
             engine=engine,
-            directories=run.paths,
             files=files,
             layout=layout,
-            allocator=allocator,
-            checksums=checksums,
-            should_checksum=should_checksum,
+            allocator=record.allocator(),
+            checksums=record.checksums,
+            should_checksum=record.should_checksum,
         )
 
     def to_json(self) -> dict[str, Any]:
         """What `attach` needs, as plain values: one checksum per extent that is whole."""
         with self._lock:
-            extents = self._allocator.extents
-            layout = self._layout
-        ranges = tuple((extent.offset_bytes, extent.nbytes) for extent in extents)
-        return {
-            "version": STRIPED_FILE_VERSION,
-            "name": self.name,
-            "should_checksum": self._should_checksum,
-            "layout": layout.to_json(),
-            "extents": [list(entry) for entry in ranges],
-            "checksums": self._checksums.to_json(ranges),
-        }
+            record = StripedRecord(
+                name=self.name,
+                should_checksum=self._should_checksum,
+                layout=self._layout,
+                extents=self._allocator.extents,
+                checksums=self._checksums,
+            )
+        return record.to_json()
 
     @property
     def layout(self) -> StripeLayout:
@@ -215,9 +199,10 @@ class StripedFile:
             return self._allocator.allocate(nbytes)
 
     def free(self, extent: Extent) -> None:
-        """Give an extent back for reuse; its requests must be done."""
+        """Give an extent back for reuse; its requests must have been waited for."""
         with self._lock:
             self._refuse_if_closed()
+            self._refuse_unsettled("an extent was freed", extent.offset_bytes, extent.nbytes)
             self._allocator.free(extent)
         self._checksums.forget(extent.offset_bytes, extent.nbytes)
 
@@ -227,12 +212,13 @@ class StripedFile:
         Raises:
             OutOfSpace: the space is not there; everything is as before.
         """
-        with self._lock:
+        with self._growing:
             self._refuse_if_closed()
             grown = self._layout.grown(capacity_bytes)
-            grow_files(self._engine, self._directories, self._files, self._layout, grown)
-            self._layout = grown
-            self._allocator.grow(grown.capacity_bytes)
+            grow_files(self._engine, self._files, self._layout, grown)
+            with self._lock:
+                self._layout = grown
+                self._allocator.grow(grown.capacity_bytes)
 
     def start_read(
         self,
@@ -274,6 +260,8 @@ class StripedFile:
         ticket was waited for, the memory belongs to the engine and must not change.
         """
         ticket = self._ticket(Operation.WRITE, extent, offset_bytes, address, nbytes)
+        with self._lock:
+            self._refuse_unsettled("a write was started", ticket.offset_bytes, nbytes)
         self._checksums.forget(ticket.offset_bytes, nbytes)
         self._start_parts(Operation.WRITE, ticket, priority)
         if self._should_checksum:
@@ -387,6 +375,19 @@ class StripedFile:
             raise
         with self._lock:
             self._unsettled.add(ticket)
+
+    def _refuse_unsettled(self, event: str, offset_bytes: int, nbytes: int) -> None:
+        """Refuse what must not meet a request in flight: its bytes, or its checksums, would mix."""
+        for ticket in self._unsettled:
+            end = ticket.offset_bytes + ticket.asked_bytes
+            if ticket.offset_bytes < offset_bytes + nbytes and offset_bytes < end:
+                raise ScheduleError(
+                    f"{event} over {nbytes} bytes at logical offset {offset_bytes} of "
+                    f"{self.name!r} while a request there was not waited for",
+                    why="which bytes end up there would be a matter of luck",
+                    remedy="wait for every ticket before its range is used again; this is a "
+                    "mistake in lohan",
+                )
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:

@@ -14,8 +14,8 @@ def test_the_ssd_benchmark_runs_small_and_leaves_nothing(
     files, benchmark = (importlib.import_module(name) for name in ("ssd_files", "ssd"))
     # Without fio: what is under test is the benchmark, and fio has a start-up time of its own.
     monkeypatch.setattr(files.shutil, "which", lambda name: None)
-    monkeypatch.setattr(files, "REQUEST_BYTES", 4 * 2**20)
-    monkeypatch.setattr(files, "SIZE_STEP_BYTES", 12 * 2**20)
+    monkeypatch.setattr(files, "REQUEST_BYTES", 2**20)
+    monkeypatch.setattr(files, "SIZE_STEP_BYTES", 3 * 2**20)
     options = ["--dir", str(tmp_path), "--seconds", "0", "--size-gb", "0.01", "--tiny"]
     assert benchmark.main([*options, "--rounds", "1"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

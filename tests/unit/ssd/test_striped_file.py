@@ -19,12 +19,14 @@ from lohan.errors import (
 from lohan.ssd import (
     Buffer,
     BufferPool,
+    DriveId,
     DriveSettings,
     Extent,
     IoEngine,
     MemoryEngine,
     RunDirectories,
     StripedFile,
+    add_drives,
     verify_extent,
 )
 from support.ssd_engines import MAKERS, PAGE, cut_short, make_engine, nothing_leaks, random_bytes
@@ -322,7 +324,7 @@ def test_a_file_is_not_made_over_one_that_exists(rig: Rig) -> None:
 
 
 def test_lists_must_have_one_entry_per_directory(rig: Rig) -> None:
-    for options in ({"weights": [1.0]}, {"settings": [DriveSettings()]}):
+    for options in ({"weights": [1.0]}, {"drives": [DriveId(0)]}):
         with pytest.raises(ConfigError, match="for 2 SSD directories"):
             StripedFile.create(
                 rig.run,
@@ -331,6 +333,38 @@ def test_lists_must_have_one_entry_per_directory(rig: Rig) -> None:
                 capacity_bytes=1,
                 **options,  # type: ignore[arg-type]
             )
+
+
+def test_directories_of_one_filesystem_and_files_of_one_run_share_a_queue(rig: Rig) -> None:
+    drives = add_drives(rig.engine, rig.run.paths)
+    assert drives[0] == drives[1]
+    second = StripedFile.create(
+        rig.run, name="g", engine=rig.engine, capacity_bytes=CHUNK, drives=drives
+    )
+    extent = second.allocate(CHUNK)
+    address = rig.source.address
+    second.wait(second.start_write(extent, address=address, nbytes=CHUNK))
+    assert rig.engine.counters(drives[0]).num_finished == 1
+    second.close(should_delete=True)
+    with pytest.raises(ConfigError, match="1 drive settings are given for 2"):
+        add_drives(rig.engine, rig.run.paths, [DriveSettings()])
+    with pytest.raises(StorageError, match="an SSD directory failed"):
+        add_drives(rig.engine, ["/missing"])
+
+
+def test_a_range_is_not_used_again_before_its_request_was_waited_for(rig: Rig) -> None:
+    extent = rig.file.allocate(4 * CHUNK)
+    address = rig.source.address
+    ticket = rig.file.start_write(extent, address=address, nbytes=2 * CHUNK)
+    with pytest.raises(ScheduleError, match="a write was started over"):
+        rig.file.start_write(extent, address=address, nbytes=CHUNK, offset_bytes=CHUNK)
+    with pytest.raises(ScheduleError, match="an extent was freed over"):
+        rig.file.free(extent)
+    other = rig.file.start_write(extent, address=address, nbytes=CHUNK, offset_bytes=2 * CHUNK)
+    rig.file.wait(ticket)
+    rig.file.wait(other)
+    rig.write(extent, 2 * CHUNK, offset_bytes=CHUNK)
+    rig.file.free(extent)
 
 
 def test_a_closed_file_refuses_everything(rig: Rig) -> None:
