@@ -1,4 +1,4 @@
-"""The shape of the code base, checked: imports point downward, files stay small, no torch below the line."""
+"""The shape of the code base: imports point downward, files stay small, no torch below the line."""
 
 import ast
 import pathlib
@@ -73,7 +73,9 @@ def imported_parts(path: pathlib.Path) -> set[str]:
     return parts
 
 
-MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.name != "__init__.py" or path.parent != SOURCE)
+MODULES = sorted(
+    path for path in SOURCE.rglob("*.py") if path.name != "__init__.py" or path.parent != SOURCE
+)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
