@@ -48,7 +48,7 @@ class Stripes:
 
     def __init__(self, directories: Sequence[str], size_bytes: int) -> None:
         self.directories = directories
-        # A range must not be written again while it is in flight: there are more than enough places.
+        # Enough places that no range is written again while it is still in flight.
         size_bytes = max(size_bytes, 2 * NUM_REQUESTS * REQUEST_BYTES)
         self.size_bytes = -(-size_bytes // SIZE_STEP_BYTES) * SIZE_STEP_BYTES
         self.num_places = self.size_bytes // REQUEST_BYTES

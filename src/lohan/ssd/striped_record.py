@@ -1,7 +1,7 @@
 """What has to be kept of a striped file so that it can be opened again.
 
-Owns the saved form and its version. Made and read by `striped_file`; written to disk by whoever keeps
-a manifest.
+Owns the saved form and its version. Made and read by `striped_file`; written to disk by whoever
+keeps a manifest.
 """
 
 from collections.abc import Mapping
