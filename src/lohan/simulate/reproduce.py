@@ -31,6 +31,11 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FIGURE_BATCHES = {("Fig 10a", "lohan"): 24, ("Fig 10a", "zero-infinity"): 8}
 """Batches that a figure does not state, inferred from it; docs/reproduction.md says how."""
 
+SYSTEM_NAMES = {"ratel": "lohan", "ratel-dp": "lohan", "fast-dit": "gpu-only"}
+"""Other names the sources use for a system."""
+DIT_SIZES = ("0.67B", "0.90B", "0.9B", "1.4B", "10B", "20B", "40B")
+"""The paper's diffusion models; no GPT has one of these sizes."""
+
 THROUGHPUT_METRICS = ("tokens_per_second", "tflops", "images_per_second", "samples_per_second")
 CAPACITY_METRICS = ("feasible", "max_model", "max_batch")
 _UNSTATED_BATCH = 8
@@ -80,14 +85,17 @@ def machine_of(row: PublishedRow) -> Machine:
 
 @lru_cache(maxsize=64)
 def _shape(name: str) -> ModelShape:
-    folded = name.casefold().removeprefix("gpt-").removeprefix("gpt")
-    return shape_of(folded if folded.startswith("dit") else f"gpt-{folded.strip()}")
+    size = name.casefold().removeprefix("gpt").removeprefix("dit").strip(" -")
+    if name.casefold().startswith("dit") or size.upper() in DIT_SIZES:
+        return shape_of(f"dit-{'0.90b' if size == '0.9b' else size}")
+    return shape_of(f"gpt-{size}")
 
 
 def _plan(row: PublishedRow, model: str, batch: int) -> tuple[Plan, Machine]:
     machine, shape = machine_of(row), _shape(model)
     sequence = shape.tokens_per_sample or PAPER_SEQUENCE
-    return make_plan(row.system, machine, shape, Workload(batch=batch, sequence=sequence)), machine
+    system = SYSTEM_NAMES.get(row.system, row.system)
+    return make_plan(system, machine, shape, Workload(batch=batch, sequence=sequence)), machine
 
 
 def _fits(row: PublishedRow, model: str, batch: int) -> bool:
@@ -125,8 +133,7 @@ def _chosen_step(row: PublishedRow) -> SimulatedStep:
 
 
 def _backward_seconds(row: PublishedRow, step: SimulatedStep) -> float:
-    machine, shape = machine_of(row), _shape(row.model)
-    plan = make_plan(row.system, machine, shape, Workload(batch=row.num_gpus, sequence=16))
+    plan, _machine = _plan(row, row.model, row.num_gpus)
     if plan.system.update_timing is UpdateTiming.AFTER_BACKWARD:
         return step.backward_seconds
     # Updates are part of the backward pass: there is no stage of their own.
