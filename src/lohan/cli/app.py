@@ -1,0 +1,83 @@
+"""The application: which commands there are, and how an error reaches the user.
+
+Owns exit codes: 0 done, 1 the plain answer is no (a plan does not fit), 2 the request cannot be
+meant or met (every LohanError, and wrong usage). Commands import what they compute with when they
+run, so that help answers at once.
+"""
+
+import gc
+import sys
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+import lohan
+from lohan.cli.compare import compare
+from lohan.cli.machines import machines
+from lohan.cli.models import models
+from lohan.cli.plan import plan
+from lohan.cli.reproduce import reproduce
+from lohan.cli.simulate import simulate
+from lohan.errors import LohanError
+
+EXIT_ERROR = 2
+# Plans and schedules are many small objects that live until the command ends.
+_GC_THRESHOLD = 500_000
+
+
+class _Commands(TyperGroup):
+    """A group whose commands show a LohanError instead of a traceback."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except LohanError as error:
+            show_error(error)
+            raise typer.Exit(EXIT_ERROR) from error
+
+
+def show_error(error: LohanError) -> None:
+    """Print what happened, why it is a problem and what to do, to stderr."""
+    print(f"error: {error.what}", file=sys.stderr)
+    print(f"  why: {error.why}", file=sys.stderr)
+    print(f"  do:  {error.remedy}", file=sys.stderr)
+
+
+app = typer.Typer(
+    name="lohan",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Fine-tune models far larger than the GPU, and larger than main memory, on one machine.",
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"lohan {lohan.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+for _command in (plan, simulate, compare, reproduce, machines, models):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Run the command line; the process ends here."""
+    gc.set_threshold(_GC_THRESHOLD)
+    app()

@@ -1,0 +1,61 @@
+"""`lohan compare`: every policy on the same machine, model and batch.
+
+Owns the command's options. Computed and printed in `comparison`.
+"""
+
+from typing import Annotated
+
+import typer
+
+from lohan.cli.options import (
+    BatchOption,
+    GpuOption,
+    GpusOption,
+    JsonOption,
+    MachineOption,
+    ModelArgument,
+    RamOption,
+    SequenceOption,
+    SsdsOption,
+)
+
+PoliciesOption = Annotated[
+    str | None, typer.Option("--policies", help="Only these, separated by commas.")
+]
+BestBatchOption = Annotated[
+    bool, typer.Option("--best-batch", help="Each policy at its own fastest batch instead.")
+]
+ClipOption = Annotated[
+    bool, typer.Option("--clip", help="lohan+ with gradient clipping; the others have none.")
+]
+
+
+def compare(
+    model: ModelArgument,
+    machine: MachineOption,
+    batch: BatchOption = 8,
+    seq: SequenceOption = None,
+    ram: RamOption = None,
+    gpu: GpuOption = None,
+    ssds: SsdsOption = None,
+    gpus: GpusOption = None,
+    policies: PoliciesOption = None,
+    best_batch: BestBatchOption = False,
+    clip: ClipOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Put the policies side by side: what fits, how fast, what it wears and costs (simulated)."""
+    from lohan.cli.comparison import comparison_of, policies_asked, show_comparison
+    from lohan.cli.output import console, print_json
+    from lohan.cli.request import machine_asked, shape_asked
+    from lohan.plan.workload import Workload
+
+    names = policies_asked(policies)
+    box = machine_asked(machine, ram=ram, gpu=gpu, ssds=ssds, gpus=gpus)
+    shape, sequence = shape_asked(model, seq)
+    workload = Workload(batch=batch, sequence=sequence)
+    found = comparison_of(names, box, shape, workload, finds_best_batch=best_batch, clips_ours=clip)
+    if json:
+        print_json(found.to_fields())
+    else:
+        show_comparison(found, console())

@@ -1,0 +1,54 @@
+"""The arguments and options that several commands share, each said once.
+
+Owns names and help texts. What they mean is worked out in `request`.
+"""
+
+from typing import Annotated
+
+import typer
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A known name (lohan models), or a transformers config.json or its folder.",
+    ),
+]
+MachineOption = Annotated[
+    str,
+    typer.Option("--machine", "-m", help="A preset (lohan machines) or a machine file (.json)."),
+]
+BatchOption = Annotated[
+    int, typer.Option("--batch", "-b", help="Sequences per optimizer step, all GPUs together.")
+]
+SequenceOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seq", "-s", help="Tokens per sequence. [default: 1024, or what the model fixes]"
+    ),
+]
+RamOption = Annotated[
+    str | None, typer.Option("--ram", help="Another RAM size, with its unit: 256GiB.")
+]
+GpuOption = Annotated[
+    str | None, typer.Option("--gpu", help="Another memory size of each GPU: 16GiB.")
+]
+SsdsOption = Annotated[int | None, typer.Option("--ssds", help="Another number of drives.")]
+GpusOption = Annotated[int | None, typer.Option("--gpus", help="Another number of GPUs.")]
+PolicyOption = Annotated[
+    str, typer.Option("--policy", "-p", help="Whose plan: lohan+, or a published system's.")
+]
+TokensOption = Annotated[
+    str, typer.Option("--tokens", help="Tokens of the whole run, such as 50M or 1.2B.")
+]
+ClipOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--clip/--no-clip",
+        help="Gradient clipping by global norm. [default: on for lohan+; the others have none]",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]

@@ -1,0 +1,51 @@
+"""How commands print: one console, one JSON form.
+
+Tables go to stdout as wide as the terminal, or as wide as they need when stdout is no terminal.
+"""
+
+import json
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_WIDTH_WITHOUT_TERMINAL = 120
+
+
+def console() -> Console:
+    """The console for tables; colours only in a terminal."""
+    found = Console(highlight=False, emoji=False, markup=False)
+    if not found.is_terminal:
+        found = Console(highlight=False, emoji=False, markup=False, width=_WIDTH_WITHOUT_TERMINAL)
+    return found
+
+
+def table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
+    """An empty table; the columns in `numbers` are set to the right."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        is_number = column in numbers
+        # Names in the first column and numbers are read whole; long texts may wrap.
+        made.add_column(
+            column,
+            justify="right" if is_number else "left",
+            no_wrap=is_number or number == 0,
+            overflow="fold",
+        )
+    return made
+
+
+def print_json(fields: dict[str, object]) -> None:
+    """Print exactly one JSON object; what is not finite becomes null."""
+    print(json.dumps(_finite(fields), indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value

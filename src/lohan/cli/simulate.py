@@ -1,0 +1,114 @@
+"""`lohan simulate`: the same answer as `lohan plan`, with the timeline behind it.
+
+Owns the command's options and which part of the timeline is shown. Files are written by `files`,
+drawn by `lohan.report` and `lohan.trace`.
+"""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from lohan.cli.options import (
+    BatchOption,
+    ClipOption,
+    ForceOption,
+    GpuOption,
+    GpusOption,
+    JsonOption,
+    MachineOption,
+    ModelArgument,
+    PolicyOption,
+    RamOption,
+    SequenceOption,
+    SsdsOption,
+    TokensOption,
+)
+
+EXIT_DOES_NOT_FIT = 1
+TraceOption = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--trace", help="Write the steady steps as JSON for Perfetto or chrome://tracing."
+    ),
+]
+SvgOption = Annotated[
+    pathlib.Path | None, typer.Option("--svg", help="Draw the lanes of the steady steps.")
+]
+ScheduleOption = Annotated[
+    pathlib.Path | None, typer.Option("--schedule", help="Write one step's tasks as text.")
+]
+StepsOption = Annotated[
+    int, typer.Option("--steps", help="Steady steps to show in the trace and the picture, 1 to 8.")
+]
+
+
+def simulate(
+    model: ModelArgument,
+    machine: MachineOption,
+    batch: BatchOption = 8,
+    seq: SequenceOption = None,
+    ram: RamOption = None,
+    gpu: GpuOption = None,
+    ssds: SsdsOption = None,
+    gpus: GpusOption = None,
+    policy: PolicyOption = "lohan+",
+    tokens: TokensOption = "50M",
+    clip: ClipOption = None,
+    trace: TraceOption = None,
+    svg: SvgOption = None,
+    schedule: ScheduleOption = None,
+    steps: StepsOption = 1,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Run a plan on a virtual clock: numbers, timeline, picture.
+
+    Exit code 0: done. 1: it does not fit, nothing is written. 2: the request cannot be met.
+    """
+    from lohan.cli.answer import Answer, plan_of, with_limits, with_step
+    from lohan.cli.files import check_outputs, write_text
+    from lohan.cli.output import console, print_json
+    from lohan.cli.plan_tables import show_answer
+    from lohan.cli.request import parse_tokens, request_of
+    from lohan.cli.timeline import check_steps, timeline_of
+
+    check_steps(steps)
+    check_outputs((trace, svg, schedule), force=force)
+    num_tokens = parse_tokens(tokens)
+    request = request_of(
+        model=model,
+        machine=machine,
+        batch=batch,
+        seq=seq,
+        ram=ram,
+        gpu=gpu,
+        ssds=ssds,
+        gpus=gpus,
+        policy=policy,
+        clip=clip,
+    )
+    made = plan_of(request)
+    answer = Answer(request=request, plan=made)
+    written: dict[str, str] = {}
+    if made.ledger.fits:
+        timeline = timeline_of(made, request.machine, num_steps=steps)
+        answer = with_step(answer, timeline.step, num_tokens)
+        for path, make in (
+            (trace, timeline.chrome),
+            (svg, timeline.svg),
+            (schedule, timeline.text),
+        ):
+            if path is not None:
+                write_text(path, make())
+                written[make.__name__] = str(path)
+    answer = with_limits(answer)
+    if json:
+        print_json({**answer.to_fields(), "written_files": list(written.values())})
+    else:
+        shown = console()
+        show_answer(answer, shown)
+        for path_text in written.values():
+            shown.print(f"wrote {path_text}")
+    if not made.ledger.fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)

@@ -1,0 +1,93 @@
+"""The nearest things that do fit, for a plan that does not: one change at a time.
+
+Owns the list of changes worth offering. Each one was planned and fits; a change that alone does
+not help is left out.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from lohan.model.shape import ModelShape
+from lohan.plan.limits import (
+    Question,
+    largest_batch,
+    largest_model,
+    least_gpu_bytes,
+    least_ram_bytes,
+    least_ssds,
+)
+from lohan.plan.policies import POLICY_NAMES
+from lohan.plan.policies.systems import GPU_ONLY
+from lohan.units import format_bytes, format_count
+from lohan.vocabulary import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestFit:
+    """One change after which the plan fits."""
+
+    change: str
+    """In words, such as `a batch of 24`."""
+    option: str
+    """What to write, such as `--batch 24`."""
+
+
+def nearest_fits(
+    question: Question, shortages: Iterable[Tier], shapes: Iterable[ModelShape]
+) -> list[NearestFit]:
+    """Changes that make it fit, the cheapest first."""
+    short = set(shortages)
+    return [
+        *_smaller_batch(question),
+        *_more_memory(question, short),
+        *_other_policy(question),
+        *_smaller_model(question, shapes),
+    ]
+
+
+def _smaller_batch(question: Question) -> Iterator[NearestFit]:
+    batch = largest_batch(question)
+    if batch is not None and batch < question.workload.batch:
+        yield NearestFit(change=f"a batch of {batch}", option=f"--batch {batch}")
+
+
+def _more_memory(question: Question, short: set[Tier]) -> Iterator[NearestFit]:
+    if short == {Tier.RAM}:
+        ram_bytes = least_ram_bytes(question)
+        if ram_bytes is not None:
+            yield NearestFit(
+                change=f"{format_bytes(ram_bytes)} of RAM", option=f"--ram {ram_bytes >> 30}GiB"
+            )
+    if short == {Tier.SSD}:
+        num_ssds = least_ssds(question)
+        if num_ssds is not None:
+            yield NearestFit(change=f"{num_ssds} drives", option=f"--ssds {num_ssds}")
+    if short == {Tier.GPU}:
+        gpu_bytes = least_gpu_bytes(question)
+        if gpu_bytes is not None:
+            yield NearestFit(
+                change=f"GPUs of {format_bytes(gpu_bytes)}", option=f"--gpu {gpu_bytes >> 30}GiB"
+            )
+
+
+def _other_policy(question: Question) -> Iterator[NearestFit]:
+    for policy in POLICY_NAMES:
+        if policy in (question.policy, GPU_ONLY.name):
+            continue
+        workload = question.workload
+        if policy != POLICY_NAMES[0]:
+            # Only this project's policy clips.
+            workload = replace(workload, clips_gradients=False)
+        if question.fits(policy=policy, workload=workload):
+            yield NearestFit(change=f"the policy {policy}", option=f"--policy {policy}")
+            return
+
+
+def _smaller_model(question: Question, shapes: Iterable[ModelShape]) -> Iterator[NearestFit]:
+    smaller = [s for s in shapes if s.num_parameters < question.shape.num_parameters]
+    shape = largest_model(question, smaller)
+    if shape is not None:
+        yield NearestFit(
+            change=f"the model {shape.name} ({format_count(shape.num_parameters)} parameters)",
+            option=shape.name,
+        )

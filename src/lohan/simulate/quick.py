@@ -1,0 +1,44 @@
+"""A shorter simulation for comparing many plans: fewer steps, one pass of the clock, no checks.
+
+The order found by priority is the one a replay would follow, so step times equal those of
+`simulate_plan`; only what proves that order (the replay, the schedule's checks) is left out. Called
+for what-ifs and sweeps, never for the answer itself.
+"""
+
+from lohan.hardware.machine import Machine
+from lohan.plan.plan import Plan
+from lohan.schedule.build import build_schedule
+from lohan.simulate.clock import Clock
+from lohan.simulate.durations import Durations
+from lohan.simulate.result import SimulatedStep
+from lohan.simulate.simulator import NUM_STEADY_STEPS, read_off, replay, settled_schedule
+
+QUICK_STEPS = NUM_STEADY_STEPS + 2
+"""One step before the measured ones, one after the last of them."""
+
+
+def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
+    """Predict one step of a plan in the steady state, unchecked.
+
+    Raises:
+        ScheduleError: if the tasks cannot run.
+    """
+    rates = plan.system.rates
+    schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else QUICK_STEPS)
+    clock = Clock(
+        schedule,
+        Durations(machine, rates),
+        is_ssd_duplex=machine.ssd_path.is_duplex,
+        copy_interference=rates.copy_interference,
+    )
+    return read_off(schedule, clock.run(by_priority=True), plan, machine)
+
+
+def checked_step(plan: Plan, machine: Machine) -> SimulatedStep:
+    """Predict one step from as few steps, with every check and the replay.
+
+    Raises:
+        ScheduleError: if the tasks cannot run, or a check fails.
+    """
+    schedule = settled_schedule(plan, machine, num_steps=QUICK_STEPS)
+    return read_off(schedule, replay(schedule, plan, machine), plan, machine)

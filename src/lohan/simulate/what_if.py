@@ -1,0 +1,91 @@
+"""What-ifs: the same request with one thing changed, planned and simulated again.
+
+Owns the list of changes a user can really make and their wording. Factors compare tokens per
+second, so a larger batch is judged fairly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from lohan.hardware.machine import Machine
+from lohan.plan.limits import Question
+from lohan.plan.policies import make_plan
+from lohan.plan.workload import Workload
+from lohan.simulate.quick import quick_step
+from lohan.simulate.result import SimulatedStep
+from lohan.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """One change and what it would do."""
+
+    change: str
+    option: str
+    """What to write to plan it."""
+    step: SimulatedStep | None
+    """None if it would not fit."""
+    factor: float | None
+    """Tokens per second over those of the plan as asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    change: str
+    option: str
+    machine: Machine
+    workload: Workload
+
+
+def _changes(question: Question) -> Iterator[_Change]:
+    machine, workload = question.machine, question.workload
+    num_ssds = len(machine.ssds)
+    for count, words in ((num_ssds + 1, "one more drive"), (2 * num_ssds, "twice the drives")):
+        if count == 2 and words == "twice the drives":
+            continue  # The same as one more.
+        yield _Change(
+            change=f"{words} ({num_ssds} -> {count})",
+            option=f"--ssds {count}",
+            machine=machine.with_ssds(count),
+            workload=workload,
+        )
+    ram_bytes = 2 * machine.ram_bytes
+    yield _Change(
+        change=f"twice the RAM ({format_bytes(machine.ram_bytes)} -> {format_bytes(ram_bytes)})",
+        option=f"--ram {ram_bytes >> 20}MiB"
+        if ram_bytes % 2**30
+        else f"--ram {ram_bytes >> 30}GiB",
+        machine=machine.with_ram(ram_bytes),
+        workload=workload,
+    )
+    batch = 2 * workload.batch
+    yield _Change(
+        change=f"twice the batch ({workload.batch} -> {batch})",
+        option=f"--batch {batch}",
+        machine=machine,
+        workload=replace(workload, batch=batch),
+    )
+    if workload.clips_gradients:
+        yield _Change(
+            change="no gradient clipping",
+            option="--no-clip",
+            machine=machine,
+            workload=replace(workload, clips_gradients=False),
+        )
+
+
+def what_ifs(question: Question, now: SimulatedStep) -> list[WhatIf]:
+    """Every change worth trying, the most useful first; those that do not fit come last."""
+    found = []
+    for change in _changes(question):
+        plan = make_plan(question.policy, change.machine, question.shape, change.workload)
+        step = quick_step(plan, change.machine) if plan.ledger.fits else None
+        found.append(
+            WhatIf(
+                change=change.change,
+                option=change.option,
+                step=step,
+                factor=None if step is None else step.tokens_per_second / now.tokens_per_second,
+            )
+        )
+    return sorted(found, key=lambda one: -(one.factor or 0.0))
