@@ -95,7 +95,10 @@ def drive(name: str, model: torch.nn.Module) -> tuple[SegmentedModel, ComeAndGo,
     return SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store), hooks, store
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2", "dit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "t5"))],
+)
 def test_plans_from_a_traced_shape_change_no_bit(name: str) -> None:
     model, loss_fn = build(name), LOSS_FUNCTIONS.get(name)
     make_batch = TINY_MODELS[name].batch if name == "dit" else lambda seed, _: causal_batch(seed)

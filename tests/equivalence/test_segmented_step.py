@@ -77,8 +77,16 @@ def choices_of(
     return choices
 
 
+SLOW = ("qwen3", "bart")  # built of the same parts as llama and t5
 COMBINATIONS = [
-    (name, dropout, dtype, num_micro_batches, kind)
+    pytest.param(
+        name,
+        dropout,
+        dtype,
+        num_micro_batches,
+        kind,
+        marks=[pytest.mark.slow] if name in SLOW and kind != "some" else [],
+    )
     for name in TINY_MODELS
     for dropout, dtype, num_micro_batches, kind in [
         (0.0, torch.float32, 1, "recompute"),

@@ -71,12 +71,6 @@ class ParameterLayout:
         """Names of the parameters in order of their places."""
         return tuple(slot.name for slot in self.slots)
 
-    def select(self, names: Iterable[str]) -> "ParameterLayout":
-        """The same places for some of the parameters only."""
-        wanted = set(names)
-        kept = tuple(slot for slot in self.slots if slot.name in wanted)
-        return ParameterLayout(slots=kept, num_bytes=self.num_bytes)
-
 
 def bytes_of(flat: torch.Tensor, num_bytes: int, what: str) -> torch.Tensor:
     """A flat buffer of any element type as bytes, after checking that it is large enough."""

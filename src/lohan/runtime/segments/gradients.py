@@ -68,10 +68,6 @@ class GradientSums:
         place = self._place.get(parameter)
         return place[0] if place is not None else None
 
-    def has_gradients(self, segment: BlockId) -> bool:
-        """Whether the segment has trainable parameters."""
-        return bool(self._layouts[segment].slots)
-
     def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """Add the whole gradient of one micro-batch; to be called in the order of these."""
         segment, slot = self._place[parameter]
