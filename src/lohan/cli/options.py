@@ -10,7 +10,6 @@ import typer
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL",
         help="A known name (lohan models), or a transformers config.json or its folder.",
     ),
 ]

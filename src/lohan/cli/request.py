@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lohan.errors import ConfigError, nearest_names
 from lohan.hardware import Machine, machine_from
-from lohan.model.names import shape_of
+from lohan.model.names import canonical_name, shape_of
 from lohan.model.shape import ModelShape
 from lohan.plan.limits import Question
 from lohan.plan.policies import POLICY_NAMES
@@ -143,6 +143,9 @@ def shape_asked(model: str, sequence: int | None) -> tuple[ModelShape, int]:
         ConfigError: for an unknown model, or a sequence it cannot take.
     """
     shape = shape_of(model, sequence=sequence)
+    if sequence is None and shape.tokens_per_sample is None and canonical_name(model) is None:
+        # A model of the user's own may have fewer positions than the default asks for.
+        shape = shape_of(model, sequence=DEFAULT_SEQUENCE)
     return shape, sequence or shape.tokens_per_sample or DEFAULT_SEQUENCE
 
 

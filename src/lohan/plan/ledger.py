@@ -21,6 +21,8 @@ class LedgerLine:
     nbytes: int
     remedy: str
     """What the user can do to make this line smaller."""
+    is_constant: bool = False
+    """Held all through a step, outside the pools that the schedule leases from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,10 @@ class Ledger:
     def total(self, tier: Tier) -> int:
         """Bytes asked for in one tier."""
         return sum(line.nbytes for line in self.lines if line.tier is tier)
+
+    def constant(self, tier: Tier) -> int:
+        """Bytes of one tier held all through a step, outside the schedule's pools."""
+        return sum(line.nbytes for line in self.lines if line.tier is tier and line.is_constant)
 
     def spare(self, tier: Tier) -> int:
         """Bytes of the budget that nothing asks for; negative when it is exceeded."""

@@ -4,8 +4,8 @@ Searches over plans by their ledgers alone; nothing is simulated. Every answer w
 found to fit; between the answer and the next larger one tried, finer steps are not looked at.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
@@ -13,6 +13,7 @@ from lohan.model.shape import ModelShape
 from lohan.plan.policies import make_plan
 from lohan.plan.workload import Workload
 from lohan.units import GIB
+from lohan.vocabulary import Tier
 
 MAX_BATCH_PER_GPU = 65_536
 MAX_RAM_BYTES = 64 * 1024 * GIB
@@ -52,24 +53,18 @@ class Question:
         return plan.ledger.fits
 
 
-def _with_batch(question: Question, batch: int) -> Workload:
-    return Workload(
-        batch=batch,
-        sequence=question.workload.sequence,
-        clips_gradients=question.workload.clips_gradients,
-    )
-
-
 def largest_batch(question: Question) -> int | None:
     """The largest batch that fits, of all GPUs together; None if one sequence per GPU does not."""
     num_gpus = question.machine.num_gpus
 
     def fits(per_gpu: int) -> bool:
-        return question.fits(workload=_with_batch(question, per_gpu * num_gpus))
+        return question.fits(workload=replace(question.workload, batch=per_gpu * num_gpus))
 
-    if not fits(1):
+    # From what was asked, if that fits: each try is a whole plan.
+    asked = question.workload.batch // num_gpus
+    low = asked if asked and fits(asked) else 1
+    if low == 1 and not fits(1):
         return None
-    low = 1
     while low < MAX_BATCH_PER_GPU and fits(2 * low):
         low *= 2
     high = 2 * low
@@ -98,26 +93,51 @@ def _least(fits: Callable[[int], bool], first: int, last: int) -> int | None:
 
 def least_ram_bytes(question: Question) -> int | None:
     """The least RAM with which it fits, in whole GiB; None if RAM is not all that is short."""
+    return _least_of(Tier.RAM, question)
+
+
+def least_machine(question: Question, short: Collection[Tier]) -> Machine | None:
+    """The machine with just as much more of the short tiers as it takes; None if it never fits."""
     machine = question.machine
+    for tier in short:
+        machine = _MORE[tier].apply(machine, _MORE[tier].most)
+    for tier in short:
+        # One after another: what is not in RAM must be on SSD, so one amount decides the next.
+        amount = _least_of(tier, replace(question, machine=machine))
+        if amount is None:
+            return None
+        machine = _MORE[tier].apply(machine, amount // _MORE[tier].unit)
+    return machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _More:
+    """How a machine gets more of one tier."""
+
+    apply: Callable[[Machine, int], Machine]
+    unit: int
+    most: int
+
+
+_MORE = {
+    Tier.GPU: _More(
+        apply=lambda machine, gib: machine.with_gpu_memory(gib * GIB),
+        unit=GIB,
+        most=MAX_GPU_BYTES // GIB,
+    ),
+    Tier.RAM: _More(
+        apply=lambda machine, gib: machine.with_ram(gib * GIB),
+        unit=GIB,
+        most=MAX_RAM_BYTES // GIB,
+    ),
+    Tier.SSD: _More(apply=lambda machine, count: machine.with_ssds(count), unit=1, most=MAX_SSDS),
+}
+
+
+def _least_of(tier: Tier, question: Question) -> int | None:
+    """The least bytes (of SSD: drives) of one tier with which it fits."""
+    more = _MORE[tier]
     least = _least(
-        lambda gib: question.fits(machine=machine.with_ram(gib * GIB)), 1, MAX_RAM_BYTES // GIB
+        lambda amount: question.fits(machine=more.apply(question.machine, amount)), 1, more.most
     )
-    return None if least is None else least * GIB
-
-
-def least_gpu_bytes(question: Question) -> int | None:
-    """The least memory per GPU with which it fits, in whole GiB."""
-    machine = question.machine
-    least = _least(
-        lambda gib: question.fits(machine=machine.with_gpu_memory(gib * GIB)),
-        1,
-        MAX_GPU_BYTES // GIB,
-    )
-    return None if least is None else least * GIB
-
-
-def least_ssds(question: Question) -> int | None:
-    """The least number of drives with which it fits."""
-    return _least(
-        lambda count: question.fits(machine=question.machine.with_ssds(count)), 1, MAX_SSDS
-    )
+    return None if least is None else least * more.unit

@@ -1,7 +1,7 @@
 """The nearest things that do fit, for a plan that does not: one change at a time.
 
 Owns the list of changes worth offering. Each one was planned and fits; a change that alone does
-not help is left out.
+not help is left out. More memory counts as one change, however many tiers are short.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,13 +12,11 @@ from lohan.plan.limits import (
     Question,
     largest_batch,
     largest_model,
-    least_gpu_bytes,
-    least_ram_bytes,
-    least_ssds,
+    least_machine,
 )
 from lohan.plan.policies import POLICY_NAMES
 from lohan.plan.policies.systems import GPU_ONLY
-from lohan.units import format_bytes, format_count
+from lohan.units import GIB, format_bytes, format_count
 from lohan.vocabulary import Tier
 
 
@@ -52,22 +50,20 @@ def _smaller_batch(question: Question) -> Iterator[NearestFit]:
 
 
 def _more_memory(question: Question, short: set[Tier]) -> Iterator[NearestFit]:
-    if short == {Tier.RAM}:
-        ram_bytes = least_ram_bytes(question)
-        if ram_bytes is not None:
-            yield NearestFit(
-                change=f"{format_bytes(ram_bytes)} of RAM", option=f"--ram {ram_bytes >> 30}GiB"
-            )
-    if short == {Tier.SSD}:
-        num_ssds = least_ssds(question)
-        if num_ssds is not None:
-            yield NearestFit(change=f"{num_ssds} drives", option=f"--ssds {num_ssds}")
-    if short == {Tier.GPU}:
-        gpu_bytes = least_gpu_bytes(question)
-        if gpu_bytes is not None:
-            yield NearestFit(
-                change=f"GPUs of {format_bytes(gpu_bytes)}", option=f"--gpu {gpu_bytes >> 30}GiB"
-            )
+    machine = least_machine(question, sorted(short))
+    if machine is None:
+        return
+    words, options = [], []
+    if Tier.GPU in short:
+        words.append(f"GPUs of {format_bytes(machine.gpu.memory_bytes)}")
+        options.append(f"--gpu {machine.gpu.memory_bytes // GIB}GiB")
+    if Tier.RAM in short:
+        words.append(f"{format_bytes(machine.ram_bytes)} of RAM")
+        options.append(f"--ram {machine.ram_bytes // GIB}GiB")
+    if Tier.SSD in short:
+        words.append(f"{len(machine.ssds)} drives")
+        options.append(f"--ssds {len(machine.ssds)}")
+    yield NearestFit(change=" and ".join(words), option=" ".join(options))
 
 
 def _other_policy(question: Question) -> Iterator[NearestFit]:

@@ -228,7 +228,8 @@ def _wide_span(span: Span, left: float, right: float, colour: str, y: float, hei
     hint = _hint(span) if width >= 2 else ""
     shape = svg.box(left, y, width - gap, height, colour=colour, radius=radius, hint=hint)
     words = span.name if len(span.name) * _LETTER_PX <= width - 6 else _short_name(span)
-    if height >= 14 and words and len(words) * _LETTER_PX <= width - 6:
+    # Room for two digits: a row in which only the blocks below 10 are numbered looks broken.
+    if height >= 14 and words and max(2, len(words)) * _LETTER_PX <= width - 4:
         ink = svg.INK if is_light(colour) else "#ffffff"
         middle = (left + right - gap) / 2
         baseline = y + height / 2 + 3.8

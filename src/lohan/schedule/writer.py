@@ -108,6 +108,7 @@ class TaskWriter:
             pools={pool.name: pool for pool in self._pools()},
             num_steps=num_steps,
             num_blocks=len(self.weights),
+            initial={tier: self.plan.ledger.constant(tier) for tier in (Tier.GPU, Tier.RAM)},
         )
 
     def _pools(self) -> list[Pool]:

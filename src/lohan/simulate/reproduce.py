@@ -5,6 +5,7 @@ not state, or whose metric has no counterpart, is reported as not simulated with
 nothing is fitted here.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import lru_cache
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.hardware.presets import machine_named
-from lohan.model.names import shape_of
+from lohan.model.names import canonical_name, shape_of
 from lohan.model.shape import ModelShape
 from lohan.plan.plan import Plan
 from lohan.plan.policies import make_plan
@@ -58,9 +59,9 @@ class ReproducedRow:
     @property
     def is_right(self) -> bool | None:
         """Whether a capacity row agrees; None for rows with a number."""
-        if isinstance(self.published, str) and isinstance(self.simulated, str):
-            return self.published == self.simulated
-        return None
+        if self.row.metric not in CAPACITY_METRICS or self.reason:
+            return None
+        return self.published == self.simulated
 
     def to_fields(self) -> dict[str, object]:
         """Every column, then published, simulated and relative_error."""
@@ -85,6 +86,8 @@ def machine_of(row: PublishedRow) -> Machine:
 
 @lru_cache(maxsize=64)
 def _shape(name: str) -> ModelShape:
+    if canonical_name(name) is not None:
+        return shape_of(name)
     size = name.casefold().removeprefix("gpt").removeprefix("dit").strip(" -")
     if name.casefold().startswith("dit") or size.upper() in DIT_SIZES:
         return shape_of(f"dit-{'0.90b' if size == '0.9b' else size}")
@@ -94,7 +97,8 @@ def _shape(name: str) -> ModelShape:
 def _plan(row: PublishedRow, model: str, batch: int) -> tuple[Plan, Machine]:
     machine, shape = machine_of(row), _shape(model)
     sequence = shape.tokens_per_sample or PAPER_SEQUENCE
-    system = SYSTEM_NAMES.get(row.system, row.system)
+    name = row.system.casefold()
+    system = SYSTEM_NAMES.get(name, name)
     return make_plan(system, machine, shape, Workload(batch=batch, sequence=sequence)), machine
 
 
@@ -129,7 +133,7 @@ def _chosen_step(row: PublishedRow) -> SimulatedStep:
         return max(steps, key=lambda step: step.tokens_per_second)
     if words in ("-", ""):
         return _step(row, row.model, _UNSTATED_BATCH * row.num_gpus)
-    return _step(row, row.model, int(words))
+    return _step(row, row.model, _whole_batch(words))
 
 
 def _backward_seconds(row: PublishedRow, step: SimulatedStep) -> float:
@@ -158,6 +162,13 @@ _NUMBERS: Mapping[str, Callable[[PublishedRow, SimulatedStep], float]] = {
 }
 
 
+_UNSTATED = {
+    "iteration_seconds_at_swapped_gib": "the setting of this sweep is not stated, and it is "
+    "slower than that of the throughput figures",
+    "predicted_optimum_gib_and_seconds": "the setting of this sweep is not stated",
+}
+
+
 def reproduce_row(row: PublishedRow) -> ReproducedRow:
     """Simulate what a row published."""
     try:
@@ -168,19 +179,55 @@ def reproduce_row(row: PublishedRow) -> ReproducedRow:
         if row.metric == "max_batch":
             return _text(row, row.value, _max_batch(row))
         if row.metric not in _NUMBERS:
-            return _skipped(row, f"{row.metric} has no counterpart: its setting is unstated")
-        published = float(row.value)
+            reason = _UNSTATED.get(row.metric, f"the metric {row.metric!r} is not known")
+            return _skipped(row, reason)
+        published = _number(row.value)
         simulated = _NUMBERS[row.metric](row, _chosen_step(row))
     except DoesNotFit as error:
         return _skipped(row, error.what, simulated="does not fit")
-    except (ConfigError, ValueError) as error:
-        return _skipped(row, str(error))
+    except ConfigError as error:
+        return _skipped(row, error.what)
     return ReproducedRow(
         row=row,
         published=published,
         simulated=simulated,
         relative_error=simulated / published - 1,
     )
+
+
+def _number(text: str) -> float:
+    """The value of a row whose metric is a number.
+
+    Raises:
+        ConfigError: if it is none that an error can be relative to.
+    """
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise ConfigError(
+            f"the value {text!r} is not a number above zero",
+            why="an error is relative to it",
+            remedy="correct the row",
+        )
+    return number
+
+
+def _whole_batch(word: str) -> int:
+    """The batch a row states.
+
+    Raises:
+        ConfigError: if it is no whole number.
+    """
+    try:
+        return int(word)
+    except ValueError as error:
+        raise ConfigError(
+            f"the batch {word!r} is not known",
+            why='a whole number, "best", "largest", "any" or "-" was expected',
+            remedy="correct the row",
+        ) from error
 
 
 def _text(row: PublishedRow, published: str, simulated: str) -> ReproducedRow:
@@ -196,26 +243,33 @@ def _skipped(row: PublishedRow, reason: str, simulated: str | None = None) -> Re
 def _feasible(row: PublishedRow) -> str:
     models = [name.strip() for name in row.model.split("/")]
     if row.model.endswith("and up"):
-        first = GPT_SIZES.index(row.model.removesuffix("and up").strip())
-        models = list(GPT_SIZES[first:])
+        smallest = _shape(row.model.removesuffix("and up").strip()).num_parameters
+        models = [size for size in GPT_SIZES if _shape(size).num_parameters >= smallest]
     batches = [word.strip() for word in row.batch.split("/")]
     if len(batches) == 1:
         batches *= len(models)
+    if len(batches) != len(models):
+        raise ConfigError(
+            f"{len(models)} models and {len(batches)} batches",
+            why="it is not said which batch belongs to which model",
+            remedy="give one batch, or one per model",
+        )
 
     def batch_of(word: str) -> int:
         if word in ("any", "best", "largest"):
             return row.num_gpus
-        return _CAPACITY_BATCH if word in ("-", "") else int(word)
+        return _CAPACITY_BATCH if word in ("-", "") else _whole_batch(word)
 
     fits = [_fits(row, model, batch_of(word)) for model, word in zip(models, batches, strict=True)]
     return "yes" if any(fits) else "no"
 
 
 def _max_model(row: PublishedRow) -> str:
-    batch = 1 if row.batch in ("-", "any", "") else int(row.batch)
+    batch = 1 if row.batch in ("-", "any", "") else _whole_batch(row.batch)
     sizes = [size for size in GPT_SIZES if size not in ("65B", "70B")]
     # One model, two names: answer with the one the row uses; Fig 8 says 65B, Fig 6 says 70B.
-    sizes.insert(4, "65B" if row.source.startswith("Fig 8") else "70B")
+    says_65b = row.value == "65B" or (row.value != "70B" and row.source.startswith("Fig 8"))
+    sizes.insert(4, "65B" if says_65b else "70B")
     fitting = [size for size in sizes if _fits(row, size, batch)]
     return fitting[-1] if fitting else "none"
 

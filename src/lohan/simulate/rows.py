@@ -6,7 +6,7 @@ a row says is compared with the simulator in `reproduce`.
 
 import csv
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 
@@ -87,7 +87,7 @@ def parse_rows(lines: Iterable[str], *, where: str) -> list[PublishedRow]:
             remedy=f"give it the columns {', '.join(COLUMNS)}",
         )
     rows = []
-    for cells in reader:
+    for cells in _cells(reader, where):
         line = reader.line_num
         if any(cells[column] is None for column in COLUMNS):
             raise ConfigError(
@@ -111,6 +111,17 @@ def parse_rows(lines: Iterable[str], *, where: str) -> list[PublishedRow]:
     return rows
 
 
+def _cells(reader: "csv.DictReader[str]", where: str) -> Iterator[dict[str, str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ConfigError(
+            f"line {reader.line_num} of {where} is not CSV",
+            why=str(error),
+            remedy="correct the row",
+        ) from error
+
+
 def shipped_rows() -> list[PublishedRow]:
     """The rows that come with the project."""
     text = resources.files("lohan.simulate").joinpath("published_numbers.csv").read_text()
@@ -124,7 +135,8 @@ def rows_of(path: str | pathlib.Path) -> list[PublishedRow]:
         ConfigError: if the file cannot be read or is not such a table.
     """
     try:
-        text = pathlib.Path(path).read_text()
+        # Spreadsheets put a byte order mark before the first column's name.
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} cannot be read",

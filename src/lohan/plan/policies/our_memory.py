@@ -133,10 +133,19 @@ class OurMemory:
         costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
         return -(-max(cost.swapped_bytes for cost in costs) // self.num_micro_batches)
 
+    @cached_property
+    def _known_costs(self) -> dict[tuple[int, BlockPlan], BlockCosts]:
+        return {}
+
     def _costs(self, block: BlockId, plan: BlockPlan) -> BlockCosts:
-        return block_costs(
-            self.kind_of(block), plan, self.batch, self.workload.sequence, skips_unneeded=True
-        )
+        # Most blocks are of one kind with one decision; looking them up by the whole shape would
+        # take longer than the sum it saves.
+        key = (self.shape.sequence_of_kinds[block], plan)
+        if key not in self._known_costs:
+            self._known_costs[key] = block_costs(
+                self.kind_of(block), plan, self.batch, self.workload.sequence, skips_unneeded=True
+            )
+        return self._known_costs[key]
 
     def _states_line(self, stored_bytes: int) -> LedgerLine:
         """Two slots per block, so that a sealed checkpoint is never overwritten; else one."""
@@ -179,8 +188,16 @@ class OurMemory:
         block_remedy = "use a GPU with more memory or a model with smaller blocks"
         ram_remedy = "give it more RAM"
 
-        def line(tier: Tier, purpose: str, nbytes: int, remedy: str) -> LedgerLine:
-            return LedgerLine(tier=tier, purpose=purpose, nbytes=int(nbytes), remedy=remedy)
+        def line(
+            tier: Tier, purpose: str, nbytes: int, remedy: str, *, is_constant: bool = False
+        ) -> LedgerLine:
+            return LedgerLine(
+                tier=tier,
+                purpose=purpose,
+                nbytes=int(nbytes),
+                remedy=remedy,
+                is_constant=is_constant,
+            )
 
         lines = [
             line(
@@ -192,8 +209,10 @@ class OurMemory:
             line(
                 Tier.GPU, "gradients", self.system.num_gradient_slots * max(weights), block_remedy
             ),
-            line(Tier.GPU, "one block's activations", working, batch_remedy),
-            line(Tier.GPU, "activations between two blocks", between, batch_remedy),
+            line(Tier.GPU, "one block's activations", working, batch_remedy, is_constant=True),
+            line(
+                Tier.GPU, "activations between two blocks", between, batch_remedy, is_constant=True
+            ),
             line(Tier.GPU, "activations on their way", self.moving_bytes(plans), batch_remedy),
             line(
                 Tier.GPU, "activations kept", sum(cost.kept_bytes for cost in costs), batch_remedy
@@ -213,7 +232,7 @@ class OurMemory:
                 batch_remedy,
             ),
             line(Tier.RAM, "activations on their way", NUM_SPILL_SLOTS * on_ssd, batch_remedy),
-            line(Tier.RAM, "resident states", resident, ram_remedy),
+            line(Tier.RAM, "resident states", resident, ram_remedy, is_constant=True),
             self._states_line(12 * sum(counts) - resident),
             line(
                 Tier.SSD,

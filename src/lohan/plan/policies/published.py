@@ -210,6 +210,7 @@ class _Recipe:
                 purpose="activations of one block",
                 nbytes=working,
                 remedy=_SMALLER_BATCH,
+                is_constant=True,
             ),
             LedgerLine(
                 tier=Tier.GPU,
