@@ -292,7 +292,8 @@ def test_the_papers_server_is_as_published() -> None:
     server = machine_named("paper-4090")
     assert not server.ssd_path.is_duplex
     # The paper's rows over drives: backward of 13B takes about 10.2 + 75.5 / n seconds, in which
-    # 14 bytes per parameter are read and 14 written. The fit is within 9 % of that line (it leaves room for waits).
+    # 14 bytes per parameter are read and 14 written. The fit is within 9 % below that line, which
+    # also contains waits.
     nbytes = 14 * 12.85e9
     for num_ssds in (1, 2, 3, 6, 12):
         array = server.with_ssds(num_ssds)
