@@ -1,0 +1,61 @@
+"""The short simulation is judged by the full one."""
+
+import pytest
+
+from lohan.hardware import machine_named
+from lohan.model import shape_of
+from lohan.plan import Workload, make_plan
+from lohan.plan.limits import Question
+from lohan.simulate import simulate_plan
+from lohan.simulate.quick import checked_step, quick_step
+from lohan.simulate.what_if import what_ifs
+
+CASES = [
+    ("lohan+", "gpt-6b", "paper-4090", 8, True),
+    ("lohan+", "gpt-6b", "desktop-4090", 32, False),
+    ("lohan+", "gpt-13b", "desktop-4090", 8, True),
+    ("lohan+", "gpt-30b", "workstation-4090", 16, True),
+    ("lohan", "gpt-6b", "desktop-4090", 8, False),
+    ("zero-infinity", "gpt-6b", "paper-3090", 8, False),
+]
+
+
+@pytest.mark.parametrize(("policy", "model", "machine_name", "batch", "clips"), CASES)
+def test_short_simulations_agree_with_the_full_one(
+    policy: str, model: str, machine_name: str, batch: int, clips: bool
+) -> None:
+    machine = machine_named(machine_name)
+    workload = Workload(batch=batch, sequence=1024, clips_gradients=clips)
+    plan = make_plan(policy, machine, shape_of(model), workload)
+    full = simulate_plan(plan, machine)
+    for short in (quick_step(plan, machine), checked_step(plan, machine)):
+        # Where updates fall behind the passes, a few steps more show a little more of it.
+        assert short.step_seconds == pytest.approx(full.step_seconds, rel=0.02)
+        assert short.written_bytes == full.written_bytes
+        assert short.roofline_seconds == pytest.approx(full.roofline_seconds)
+
+
+def test_what_ifs_come_best_first_and_those_that_do_not_fit_last() -> None:
+    machine = machine_named("paper-4090")
+    workload = Workload(batch=128, sequence=1024)
+    question = Question(
+        policy="lohan", machine=machine, shape=shape_of("gpt-13b"), workload=workload
+    )
+    now = quick_step(make_plan("lohan", machine, question.shape, workload), machine)
+    found = what_ifs(question, now)
+    factors = [one.factor or 0.0 for one in found]
+    assert factors == sorted(factors, reverse=True)
+    assert found[-1].option == "--batch 256"
+    assert found[-1].step is None
+
+
+def test_single_drive_is_doubled_once_and_clipping_is_dropped_only_where_it_is() -> None:
+    machine = machine_named("desktop-4090")
+    shape = shape_of("gpt-1.55b")
+    for clips in (False, True):
+        workload = Workload(batch=4, sequence=1024, clips_gradients=clips)
+        question = Question(policy="lohan+", machine=machine, shape=shape, workload=workload)
+        now = quick_step(make_plan("lohan+", machine, shape, workload), machine)
+        options = [one.option for one in what_ifs(question, now)]
+        assert options.count("--ssds 2") == 1
+        assert ("--no-clip" in options) is clips
