@@ -7,10 +7,13 @@ function may include CPU updates, residency and GPU memory. Owns no cost model o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lohan.plan.plan import BlockPlan
 from lohan.plan.swap_order import SwapStep
 from lohan.vocabulary import Choice
+
+_MOST_POINTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +71,30 @@ def merged_items(orders: Sequence[tuple[SwapStep, ...]]) -> list[tuple[int, Swap
 
 
 def best_point(points: Sequence[SwapPoint], seconds: Callable[[SwapPoint], float]) -> SwapPoint:
-    """The prefix with the shortest predicted step; among equals the one that swaps least."""
-    best, best_seconds = points[0], seconds(points[0])
-    for point in points[1:]:
-        candidate = seconds(point)
+    """The prefix with the shortest predicted step; among equals the one that swaps least.
+
+    A very long list is looked at in strides first and closely around the best: between two equal
+    outputs of neighbouring blocks the predicted time is a straight line but for a few bends.
+    """
+    stride = -(-len(points) // _MOST_POINTS)
+    if stride == 1:
+        return _first_best(points, seconds)
+    coarse = [*range(0, len(points) - 1, stride), len(points) - 1]
+    near = coarse.index(_first_best([*coarse], lambda at: seconds(points[at])))
+    begin, end = coarse[max(0, near - 1)], coarse[min(len(coarse) - 1, near + 1)]
+    return _first_best(points[begin : end + 1], seconds)
+
+
+_Item = TypeVar("_Item")
+
+
+def _first_best(items: Sequence[_Item], seconds: Callable[[_Item], float]) -> _Item:
+    best, best_seconds = items[0], seconds(items[0])
+    for item in items[1:]:
+        candidate = seconds(item)
         # A gain below rounding is no reason to move more bytes.
         if candidate < best_seconds * (1 - 1e-9):
-            best, best_seconds = point, candidate
+            best, best_seconds = item, candidate
     return best
 
 

@@ -1,8 +1,9 @@
 """Closed-form step time: how long each resource is busy, and the longest of them.
 
 Two forms. `stage_seconds` is the paper's: forward and backward each last as long as their busiest
-resource (docs/cost-model.md, equations 1-3). `step_load` is for plans that overlap over the whole
-step: one maximum over it (equations 4 and 5). Both only guide a search; the simulator judges.
+resource (docs/cost-model.md, equations 1-3). `step_load` is for plans whose updates overlap both
+passes: drives and CPU have the whole step, the GPU and its link one pass at a time (equations 4 to
+6). Both only guide a search; the simulator judges.
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class Traffic:
     """P16 bytes one pass reads from SSD."""
     weight_copy_bytes: float
     """P16 bytes one pass copies to the GPUs."""
+    gradient_spill_bytes: float = 0.0
+    """G16 bytes that wait for the norm on SSD: written in the backward pass, read by updates."""
 
 
 def stage_seconds(machine: Machine, traffic: Traffic, *, copy_interference: float = 0.0) -> float:
@@ -62,17 +65,21 @@ def stage_seconds(machine: Machine, traffic: Traffic, *, copy_interference: floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
-    """Busy seconds of each resource in one step."""
+    """Busy seconds of each resource in one step, and how long its two passes last at least."""
 
     gpu_seconds: float
     ram_to_gpu_seconds: float
     gpu_to_ram_seconds: float
     ssd_seconds: float
     cpu_seconds: float
+    forward_seconds: float
+    """The forward pass as long as its busiest resource: swapped outputs leave in it."""
+    backward_seconds: float
+    """The backward pass likewise: swapped outputs come back in it."""
 
     @property
     def longest_seconds(self) -> float:
-        """The limit no order of the same work can beat."""
+        """Busy time of the busiest resource: no order of the same work can beat it."""
         return max(
             self.gpu_seconds,
             self.ram_to_gpu_seconds,
@@ -83,7 +90,7 @@ class StepLoad:
 
     @property
     def estimated_seconds(self) -> float:
-        """The longest, plus what imperfect overlap of the others costs (equation 5)."""
+        """The longer of passes and resources, plus what imperfect overlap costs (equation 6)."""
         total = (
             self.gpu_seconds
             + self.ram_to_gpu_seconds
@@ -91,24 +98,55 @@ class StepLoad:
             + self.ssd_seconds
             + self.cpu_seconds
         )
-        return self.longest_seconds + OVERLAP_LOSS * (total - self.longest_seconds)
+        bound = max(self.longest_seconds, self.forward_seconds + self.backward_seconds)
+        return bound + OVERLAP_LOSS * (total - self.longest_seconds)
 
 
-def step_load(machine: Machine, traffic: Traffic, *, weight_reads: float = 2.0) -> StepLoad:
-    """Busy seconds per resource over a whole step (equation 4)."""
-    reads = (
-        weight_reads * traffic.weight_read_bytes + traffic.state_read_bytes + traffic.spilled_bytes
-    ) / machine.ssd_read_bytes_per_second
-    writes = (
-        traffic.state_written_bytes + traffic.spilled_bytes
-    ) / machine.ssd_write_bytes_per_second
+def step_load(
+    machine: Machine, traffic: Traffic, *, weight_reads: float = 2.0, clips: bool = False
+) -> StepLoad:
+    """Busy seconds per resource over a whole step, and of its passes (equations 4 and 5).
+
+    `clips`: every update waits for the norm, so it runs under the next forward pass.
+    """
+    gpu_flops = machine.gpu.flops_per_second
+    up, down = machine.ram_to_gpu_bytes_per_second, machine.gpu_to_ram_bytes_per_second
+    read, write = machine.ssd_read_bytes_per_second, machine.ssd_write_bytes_per_second
+
+    def drives(read_bytes: float, written_bytes: float) -> float:
+        seconds = read_bytes / read, written_bytes / write
+        return max(seconds) if machine.ssd_path.is_duplex else sum(seconds)
+
+    gradients = traffic.gradient_spill_bytes
+    updates = drives(traffic.state_read_bytes + gradients, traffic.state_written_bytes)
+    cpu_seconds = traffic.num_parameters / machine.cpu_update_parameters_per_second
+    forward = max(
+        traffic.forward_flops / gpu_flops,
+        traffic.weight_copy_bytes / up,
+        traffic.swapped_bytes / down,
+        traffic.spilled_bytes / write,
+    )
+    if clips:
+        forward = max(forward, cpu_seconds, updates)
+    backward = max(
+        (traffic.backward_flops + traffic.recompute_flops) / gpu_flops,
+        (traffic.weight_copy_bytes + traffic.swapped_bytes) / up,
+        traffic.weight_copy_bytes / down,
+        drives(traffic.weight_read_bytes + traffic.spilled_bytes, gradients),
+    )
     return StepLoad(
         gpu_seconds=(traffic.forward_flops + traffic.backward_flops + traffic.recompute_flops)
-        / machine.gpu.flops_per_second,
-        ram_to_gpu_seconds=(2 * traffic.weight_copy_bytes + traffic.swapped_bytes)
-        / machine.ram_to_gpu_bytes_per_second,
-        gpu_to_ram_seconds=(traffic.weight_copy_bytes + traffic.swapped_bytes)
-        / machine.gpu_to_ram_bytes_per_second,
-        ssd_seconds=max(reads, writes) if machine.ssd_path.is_duplex else reads + writes,
-        cpu_seconds=traffic.num_parameters / machine.cpu_update_parameters_per_second,
+        / gpu_flops,
+        ram_to_gpu_seconds=(2 * traffic.weight_copy_bytes + traffic.swapped_bytes) / up,
+        gpu_to_ram_seconds=(traffic.weight_copy_bytes + traffic.swapped_bytes) / down,
+        ssd_seconds=drives(
+            weight_reads * traffic.weight_read_bytes
+            + traffic.state_read_bytes
+            + traffic.spilled_bytes
+            + gradients,
+            traffic.state_written_bytes + traffic.spilled_bytes + gradients,
+        ),
+        cpu_seconds=cpu_seconds,
+        forward_seconds=forward,
+        backward_seconds=backward,
     )

@@ -48,7 +48,7 @@ class Plan:
     blocks: tuple[BlockPlan, ...]
     ledger: Ledger
     num_update_parts: int = 1
-    """Pieces in which a block's state streams through RAM."""
+    """Pieces in which the state of the largest block streams through RAM."""
     gradient_slots: int | None = None
     """Blocks of G16 that may wait in RAM; None: all of them."""
 
@@ -71,6 +71,20 @@ class Plan:
         if kind in self.blocks[block].residents and self.system.home is Tier.SSD:
             return Tier.RAM
         return self.system.home
+
+    def ssd_weights_bytes(self, block: BlockId, *, is_fresh: bool) -> int:
+        """P16 bytes a fetch of a block reads from SSD, its own and those it shares.
+
+        `is_fresh`: those it trains are in RAM already, straight from their update.
+        """
+        count = 0
+        if self.home_of(block, TensorKind.P16) is Tier.SSD:
+            kind = self.block_shape(block)
+            count = kind.num_frozen_parameters if is_fresh else kind.num_parameters
+        for owner, other, num_parameters in self.shape.tied:
+            if other == block and self.home_of(BlockId(owner), TensorKind.P16) is Tier.SSD:
+                count += num_parameters
+        return count * self.shape.dtype_bytes
 
     def to_json(self) -> str:
         """The decisions as JSON, one entry per run of equal blocks."""

@@ -1,13 +1,19 @@
 """Sizes of the buffers a plan streams through, by pool name.
 
-One place for the arithmetic, so that the ledger's lines and the schedule's pools cannot differ.
+One place for the arithmetic, so that the ledger's lines and the schedule's pools cannot differ:
+what a block computes with, what it makes gradients for, and the pieces its state moves in.
 """
+
+from dataclasses import dataclass
+from itertools import pairwise
 
 from lohan.model.shape import ModelShape
 from lohan.plan.system import System
 
 NUM_SPILL_SLOTS = 3
 """Blocks of activations in RAM on their way to SSD or back."""
+_SLOT_MARGIN_BYTES = 4096
+"""Rounding of a slot's size up to what drives read and write directly."""
 
 
 def weights_bytes(shape: ModelShape) -> list[int]:
@@ -18,24 +24,80 @@ def weights_bytes(shape: ModelShape) -> list[int]:
     return [count * shape.dtype_bytes for count in counts]
 
 
+def trained_parameters(shape: ModelShape) -> list[int]:
+    """Parameters each block owns and trains; frozen ones have neither gradient nor update."""
+    kinds = [kind.num_parameters - kind.num_frozen_parameters for kind in shape.kinds]
+    return [kinds[kind] for kind in shape.sequence_of_kinds]
+
+
+def tied_trained(shape: ModelShape) -> list[tuple[int, int, int]]:
+    """(owner, other, number) of shared parameters that are trained."""
+    trained = trained_parameters(shape)
+    ties = [(owner, other, min(count, trained[owner])) for owner, other, count in shape.tied]
+    return [tie for tie in ties if tie[2]]
+
+
+def gradient_bytes(shape: ModelShape) -> list[int]:
+    """G16 bytes each block's backward pass makes: for its own parameters and for shared ones."""
+    counts = trained_parameters(shape)
+    for _owner, other, num_parameters in tied_trained(shape):
+        counts[other] += num_parameters
+    return [count * shape.dtype_bytes for count in counts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSizes:
+    """What the pools of a model must hold."""
+
+    largest_weights_bytes: int
+    largest_gradient_bytes: int
+    all_gradients_bytes: int
+    largest_trained: int
+    """Parameters the largest update of one block changes."""
+    has_ties: bool
+
+    @staticmethod
+    def of(shape: ModelShape) -> "BlockSizes":
+        """The sizes of a model."""
+        gradients = gradient_bytes(shape)
+        return BlockSizes(
+            largest_weights_bytes=max(weights_bytes(shape)),
+            largest_gradient_bytes=max(gradients),
+            all_gradients_bytes=sum(gradients),
+            largest_trained=max(trained_parameters(shape)),
+            has_ties=bool(tied_trained(shape)),
+        )
+
+
+def part_parameters(largest_trained: int, num_update_parts: int) -> int:
+    """Parameters of one piece in which states stream through RAM."""
+    return max(1, -(-largest_trained // num_update_parts))
+
+
+def update_parts(trained: int, largest_part: int) -> tuple[int, ...]:
+    """Parameters in each piece of a block's update; none for a block that trains nothing."""
+    count = -(-trained // largest_part)
+    cuts = [trained * part // count for part in range(count + 1)] if count else []
+    return tuple(end - begin for begin, end in pairwise(cuts))
+
+
 def pool_sizes(
-    system: System,
-    *,
-    largest_weights_bytes: int,
-    all_weights_bytes: int,
-    num_update_parts: int,
-    gradient_slots: int | None,
+    system: System, sizes: BlockSizes, *, num_update_parts: int, gradient_slots: int | None
 ) -> dict[str, int]:
     """RAM of the streaming pools."""
-    per_parameter = system.state.stored_bytes + (2 if system.spills_gradients else 0)
-    part = -(-largest_weights_bytes // 2 * per_parameter // num_update_parts) + 4096
-    waiting = all_weights_bytes
+    per_parameter = system.state.stored_bytes
+    if system.spills_gradients:
+        # The gradient comes back in the slot, and with it the one of a block that shares weights.
+        per_parameter += 4 if sizes.has_ties else 2
+    part = part_parameters(sizes.largest_trained, num_update_parts) * per_parameter
+    waiting = sizes.all_gradients_bytes
     if gradient_slots is not None:
-        waiting = min(waiting, gradient_slots * largest_weights_bytes)
+        waiting = min(waiting, gradient_slots * sizes.largest_gradient_bytes)
+    largest = sizes.largest_weights_bytes
     return {
-        "ring": system.num_ring_slots * largest_weights_bytes,
-        "held": system.num_held_slots * largest_weights_bytes,
-        "fresh": system.num_ring_slots * largest_weights_bytes,
-        "states": system.num_state_slots * part,
+        "ring": system.num_ring_slots * largest,
+        "held": system.num_held_slots * largest,
+        "fresh": system.num_ring_slots * largest,
+        "states": system.num_state_slots * (part + _SLOT_MARGIN_BYTES),
         "waiting": waiting,
     }

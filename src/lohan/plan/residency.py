@@ -1,8 +1,8 @@
 """Which states live in RAM: a static choice by traffic saved per byte, never a cache.
 
 A byte of P16 in RAM saves two reads and a write per step; a byte of anything else one read and one
-write. So P16 comes first, then activations, then the other states; within a kind the first blocks
-come first, whose updates are last and whose weights the next step needs at once.
+write. So P16 comes first, then activations, then the other states; within a kind the blocks are
+spread evenly, so that the drives have the same to do all along a pass.
 """
 
 from collections.abc import Sequence
@@ -23,33 +23,49 @@ class Residency:
     states_bytes: int
 
 
-def fill_ram(spare_bytes: int, *, num_parameters: int, swapped_bytes: int) -> Residency:
+def fill_ram(
+    spare_bytes: int, *, num_parameters: int, num_trained: int, swapped_bytes: int
+) -> Residency:
     """Share spare RAM out by traffic saved per byte."""
     weights = min(spare_bytes, _WEIGHTS_BYTES * num_parameters)
     activations = min(spare_bytes - weights, swapped_bytes)
-    states = min(spare_bytes - weights - activations, _OTHER_STATES_BYTES * num_parameters)
+    states = min(spare_bytes - weights - activations, _OTHER_STATES_BYTES * num_trained)
     return Residency(weights_bytes=weights, activation_bytes=activations, states_bytes=states)
 
 
 def choose_residents(
-    filled: Residency,
-    num_parameters: Sequence[int],
-    tied: Sequence[tuple[int, int, int]] = (),
+    filled: Residency, num_parameters: Sequence[int], num_trained: Sequence[int]
 ) -> list[frozenset[TensorKind]]:
-    """Resident kinds per block, whole blocks at a time, first blocks first."""
-    weights_left, states_left = filled.weights_bytes, filled.states_bytes
-    chosen: list[set[TensorKind]] = []
-    for count in num_parameters:
-        kinds = set()
-        if count * _WEIGHTS_BYTES <= weights_left:
-            weights_left -= count * _WEIGHTS_BYTES
-            kinds.add(TensorKind.P16)
-        if count * _OTHER_STATES_BYTES <= states_left:
-            states_left -= count * _OTHER_STATES_BYTES
+    """Resident kinds per block, whole blocks at a time."""
+    weights, left = _spread(num_parameters, _WEIGHTS_BYTES, filled.weights_bytes)
+    # What whole blocks of weights left over goes to the other states.
+    states, _ = _spread(num_trained, _OTHER_STATES_BYTES, filled.states_bytes + left)
+    chosen = []
+    for number in range(len(num_parameters)):
+        kinds = {TensorKind.P16} if number in weights else set()
+        if number in states:
             kinds |= {TensorKind.P32, TensorKind.OS32}
-        chosen.append(kinds)
-    for owner, other, _count in tied:
-        # One tensor, one home: the block that shares it reads it where its owner keeps it.
-        if TensorKind.P16 not in chosen[owner]:
-            chosen[other].discard(TensorKind.P16)
-    return [frozenset(kinds) for kinds in chosen]
+        chosen.append(frozenset(kinds))
+    return chosen
+
+
+def _spread(counts: Sequence[int], bytes_each: int, budget_bytes: int) -> tuple[set[int], int]:
+    """Blocks that fit a budget, evenly spread, and what is left of it.
+
+    The first block comes first: nothing can hide its update from the next forward pass.
+    """
+    chosen: set[int] = set()
+    left = budget_bytes
+    share = budget_bytes / max(1, bytes_each * sum(counts))
+    due = float(counts[0])
+    for number, count in enumerate(counts):
+        due += share * count
+        if count and due >= count and count * bytes_each <= left:
+            chosen.add(number)
+            due -= count
+            left -= count * bytes_each
+    for number, count in enumerate(counts):
+        if count and number not in chosen and count * bytes_each <= left:
+            chosen.add(number)
+            left -= count * bytes_each
+    return chosen, left

@@ -1,15 +1,16 @@
 """Spells a Plan out as tasks: forward, backward and update of every block, for several steps.
 
-Owns dependencies, leases and priorities. The order of each lane is left open here; `settle` in
-`lohan.simulate` fixes it. Contains no policy: everything it asks is a field of the Plan.
+Owns dependencies, leases and priorities, and writes in an order in which the tasks could run one by
+one. The order of each lane is left open here; `settle` in `lohan.simulate` fixes it. Contains no
+policy: everything it asks is a field of the Plan.
 """
 
 from lohan.plan.block_costs import BlockCosts, block_costs
 from lohan.plan.plan import Plan
-from lohan.plan.pools import weights_bytes
+from lohan.schedule.gradients import piece_bytes
 from lohan.schedule.task import Compute, Lease, Move, Schedule
-from lohan.schedule.updates import FOR_COMPUTE, UpdateTasks
-from lohan.schedule.writer import TaskWriter
+from lohan.schedule.updates import UpdateTasks
+from lohan.schedule.writer import FOR_COMPUTE, TaskWriter
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 
 
@@ -36,15 +37,13 @@ class _StepBuilder:
             )
             for block in self._blocks
         ]
-        self._weights = weights_bytes(plan.shape)
         link_copies = plan.num_gpus if plan.system.rates.shares_host_link else 1
         self._weight_copies = 1 if plan.system.rates.partitions_over_gpus else link_copies
         self._activation_copies = link_copies
-        self._writer = TaskWriter(plan, self._weights, self._costs)
+        self._writer = TaskWriter(plan, self._costs)
+        self._weights = self._writer.weights
         self._updates = UpdateTasks(plan, self._writer)
-        self._computed: list[TaskId] = []
-        # Last fetch into each pool: fetches take a pool's room in the order compute needs them.
-        self._last_fetch: dict[str, TaskId] = {}
+        self._last_compute: TaskId | None = None
 
     def build(self, num_steps: int) -> Schedule:
         for step in range(num_steps):
@@ -57,8 +56,11 @@ class _StepBuilder:
 
     def _forward(self) -> dict[BlockId, list[TaskId]]:
         swapped = {}
-        previous: TaskId | None = None
+        # A step's forward pass follows the backward pass before it, weights or not: what lies
+        # between two blocks exists once.
+        previous = self._last_compute
         for block in self._blocks:
+            self._updates.before_forward(block)
             weights = self._fetch_weights(block, "forward")
             costs = self._costs[block]
             leases = self._activation_leases(block)
@@ -75,15 +77,17 @@ class _StepBuilder:
                 part="forward",
                 fixed_seconds=self._system.rates.seconds_per_block_pass,
             )
-            self._computed.append(previous)
             swapped[block] = self._swap_out(block, previous)
+        self._last_compute = previous
         return swapped
 
     def _backward(self, swapped: dict[BlockId, list[TaskId]]) -> None:
-        previous = self._computed[-1]
+        assert self._last_compute is not None
+        previous = self._last_compute
         for block in reversed(self._blocks):
             costs = self._costs[block]
-            is_first, is_head = block == self._blocks[0], block == self._head
+            is_head = block == self._head
+            is_first = block == self._blocks[0] and not is_head
             # Gradients of a lookup need no weights.
             weights = [] if is_first or is_head else self._fetch_weights(block, "backward")
             fetched = self._swap_in(block, swapped[block])
@@ -104,67 +108,74 @@ class _StepBuilder:
                 block,
                 Compute(ComputeKind.BACKWARD, flops=costs.backward_flops),
                 after=after,
-                leases=self._writer.gradient_lease(block, Tier.GPU),
+                leases=self._updates.gradients_on_gpu(block),
                 returns=returned,
                 fixed_seconds=self._system.rates.seconds_per_block_pass,
             )
-            self._computed.append(previous)
             self._updates.gradient_ready(block, previous)
+        self._last_compute = previous
         self._updates.backward_done(previous)
-
-    def _in_turn(self, pool: str, distance: int) -> list[TaskId]:
-        """What a fetch for the next compute comes after: the fetch before it, and an old compute.
-
-        So a pool's room is taken in the order compute frees it, and no fetch for a later block can
-        hold what an earlier one needs.
-        """
-        before = [self._last_fetch[pool]] if pool in self._last_fetch else []
-        if len(self._computed) >= distance:
-            before.append(self._computed[-distance])
-        return before
 
     def _fetch_weights(self, block: BlockId, part: str) -> list[TaskId]:
         """Bring P16 of a block to the GPU; returns what its compute must come after."""
         nbytes = self._weights[block]
-        ready = self._updates.weights_ready(block)
-        home = self._plan.home_of(block, TensorKind.P16)
-        if home is Tier.GPU or nbytes == 0:
+        ready = self._updates.weights_ready(block, for_forward=part == "forward")
+        if self._system.home is Tier.GPU or nbytes == 0:
             return ready
         returns: tuple[Lease, ...] = ()
-        slots = self._system.num_weight_slots
-        if part == "forward" and self._updates.is_fresh(block):
-            returns = self._updates.fresh_lease(block)
-        elif home is Tier.SSD:
+        is_fresh = part == "forward" and self._updates.is_fresh(block)
+        if is_fresh:
+            returns = (self._updates.take_fresh(block),)
+        from_ssd = self._plan.ssd_weights_bytes(block, is_fresh=is_fresh)
+        if from_ssd:
             # The update of a split state needs P16 too: then the slot is returned by the update.
             is_held = part == "backward" and self._updates.reuses_backward_weights(block)
             pool = "held" if is_held else "ring"
-            ring = Lease(pool, f"{block} {part} s{self._writer.step}", nbytes)
+            slot = Lease(pool, f"{block} {part} s{self._writer.step}", from_ssd)
             read = self._writer.write(
                 Lane.SSD_READ,
                 block,
-                Move(TensorKind.P16, Tier.SSD, Tier.RAM, nbytes),
-                after=[*ready, *self._in_turn(pool, slots + self._system.num_ring_slots)],
-                leases=(ring,),
+                Move(TensorKind.P16, Tier.SSD, Tier.RAM, from_ssd),
+                after=ready,
+                leases=(slot,),
                 part=part,
                 priority=(FOR_COMPUTE,),
             )
-            self._last_fetch[pool] = read
-            ready, returns = [read], (ring,)
+            ready = [read]
             if is_held:
-                self._updates.hold(block, ring)
-                returns = ()
-        copy = self._writer.write(
-            Lane.RAM_TO_GPU,
-            block,
-            Move(TensorKind.P16, Tier.RAM, Tier.GPU, nbytes * self._weight_copies),
-            after=[*ready, *self._in_turn("weights", slots)],
-            leases=self._weight_lease(block, part),
-            returns=returns,
-            part=part,
-            priority=(FOR_COMPUTE,),
-        )
-        self._last_fetch["weights"] = copy
-        return [copy]
+                self._updates.hold(block, slot)
+            else:
+                returns += (slot,)
+        return self._copy_weights(block, part, ready, returns, in_pieces=not from_ssd)
+
+    def _copy_weights(
+        self,
+        block: BlockId,
+        part: str,
+        ready: list[TaskId],
+        returns: tuple[Lease, ...],
+        *,
+        in_pieces: bool,
+    ) -> list[TaskId]:
+        """P16 of a block RAM -> GPU, piece by piece where its update made it so."""
+        pieces = piece_bytes(self._plan, block) if in_pieces else ()
+        if len(pieces) != len(ready):
+            pieces = ()
+        copies: list[TaskId] = []
+        for number, nbytes in enumerate(pieces or (self._weights[block],)):
+            copies.append(
+                self._writer.write(
+                    Lane.RAM_TO_GPU,
+                    block,
+                    Move(TensorKind.P16, Tier.RAM, Tier.GPU, nbytes * self._weight_copies),
+                    after=[ready[number]] if pieces else ready,
+                    leases=self._weight_lease(block, part) if number == 0 else (),
+                    returns=returns if number == max(1, len(pieces)) - 1 else (),
+                    part=f"{part} {number + 1}/{len(pieces)}" if len(pieces) > 1 else part,
+                    priority=(FOR_COMPUTE,),
+                )
+            )
+        return copies
 
     def _weight_lease(self, block: BlockId, part: str) -> tuple[Lease, ...]:
         if self._weights[block] == 0 or self._plan.home_of(block, TensorKind.P16) is Tier.GPU:
@@ -229,23 +240,21 @@ class _StepBuilder:
                 Lane.SSD_READ,
                 block,
                 Move(TensorKind.A16, Tier.SSD, Tier.RAM, costs.to_ssd_bytes * self._plan.num_gpus),
-                after=[*after, *self._in_turn("spilling", 4)],
+                after=after,
                 leases=(spilled,),
                 priority=(FOR_COMPUTE,),
             )
-            self._last_fetch["spilling"] = read
             after = [*after, read]
             returns.append(spilled)
         copy = self._writer.write(
             Lane.RAM_TO_GPU,
             block,
             Move(TensorKind.A16, Tier.RAM, Tier.GPU, costs.swapped_bytes * self._activation_copies),
-            after=[*after, *self._in_turn("moving", 2)],
+            after=after,
             leases=(self._moving_lease(block, "in"),),
             returns=tuple(returns),
             priority=(FOR_COMPUTE,),
         )
-        self._last_fetch["moving"] = copy
         return [copy]
 
     def _moving_lease(self, block: BlockId, way: str) -> Lease:

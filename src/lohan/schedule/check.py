@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from lohan.errors import ScheduleError
 from lohan.plan.plan import Plan
+from lohan.plan.pools import trained_parameters
 from lohan.schedule.task import Compute, Schedule
 from lohan.vocabulary import ComputeKind, TaskId
 
@@ -24,6 +25,7 @@ def check_schedule(schedule: Schedule, plan: Plan) -> None:
     check_lanes(schedule)
     check_acyclic(schedule)
     check_leases(schedule)
+    check_serial(schedule)
     check_complete(schedule, plan)
 
 
@@ -116,8 +118,37 @@ def check_leases(schedule: Schedule) -> None:
                 )
 
 
+def check_serial(schedule: Schedule) -> None:
+    """The tasks could run one by one as listed: so no order of priorities can hang (`task`)."""
+    used = dict.fromkeys(schedule.pools, 0)
+    for task in schedule.tasks:
+        for lease in task.leases:
+            used[lease.pool] += lease.nbytes
+        for lease in task.leases:
+            capacity = schedule.pools[lease.pool].capacity_bytes
+            if used[lease.pool] > capacity:
+                raise ScheduleError(
+                    f"{task.name} of step {task.step} finds {lease.pool} with {used[lease.pool]} "
+                    f"of {capacity} bytes in use when tasks run one by one",
+                    why="lanes could end up waiting for each other's buffers",
+                    remedy=_REMEDY,
+                )
+        for lease in task.returns:
+            used[lease.pool] -= lease.nbytes
+        for before in task.after:
+            # Settling adds edges from wherever room came from; `check_acyclic` judges those.
+            if before >= task.id and not schedule.is_settled:
+                raise ScheduleError(
+                    f"{task.name} of step {task.step} comes after {schedule.task(before).name}, "
+                    "which is listed behind it",
+                    why="the list must be an order in which the tasks could run one by one",
+                    remedy=_REMEDY,
+                )
+
+
 def check_complete(schedule: Schedule, plan: Plan) -> None:
-    """Every block goes forward and backward once a step, and all its parameters are updated."""
+    """Every block goes forward and backward once a step, and all it trains is updated."""
+    trained = trained_parameters(plan.shape)
     passes: Counter[tuple[int, int, ComputeKind]] = Counter()
     updated: Counter[tuple[int, int]] = Counter()
     for task in schedule.tasks:
@@ -135,10 +166,9 @@ def check_complete(schedule: Schedule, plan: Plan) -> None:
                         why="each block goes through each pass once a step",
                         remedy=_REMEDY,
                     )
-            shape = plan.shape.kinds[plan.shape.sequence_of_kinds[block]]
-            if shape.num_parameters and not passes[step, block, ComputeKind.UPDATE]:
+            if updated[step, block] != trained[block]:
                 raise ScheduleError(
-                    f"block {block} has no update in step {step}",
-                    why=f"its {shape.num_parameters} parameters would stay as they are",
+                    f"block {block} updates {updated[step, block]} parameters in step {step}",
+                    why=f"it trains {trained[block]}",
                     remedy=_REMEDY,
                 )

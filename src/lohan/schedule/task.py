@@ -3,6 +3,13 @@
 A task is a Move or a Compute on one lane. It starts when its lane is free, every task it comes
 after is done, and the pools it leases from have room; a settled schedule proves the last condition
 from the other two, so leasing never blocks. Owns the list; runs nothing.
+
+Why nothing can hang: the builder writes tasks in an order in which they could run one by one (each
+after what it comes after, every pool with room; `check_serial` replays that), and each pool grants
+its leases in that order. Take the first task not yet started: everything before it has started and
+will end, so what it comes after is done; its pools have granted to earlier tasks only and hold no
+more than in the serial run, so there is room. Hence some task can always go on, whatever the
+priorities and however long tasks take.
 """
 
 from collections.abc import Mapping

@@ -1,20 +1,43 @@
 """The update half of a step: gradients leave the GPU, states come in, are updated, and go back.
 
-Owns when an update may run (the plan's UpdateTiming), what it reads and writes, and how the next
-forward pass gets its weights. `build` tells it when gradients are ready.
+Owns when an update may run (the plan's UpdateTiming), what it reads and writes, and after what the
+newest weights may be read. `build` tells it when gradients are ready and when a block is about to
+go forward: a deferred update is written there, in front of the forward pass that needs it, so that
+the order of writing stays an order in which everything could run one by one.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lohan.plan.plan import Plan
+from lohan.plan.pools import part_parameters, tied_trained, trained_parameters, update_parts
 from lohan.plan.system import UpdateTiming
+from lohan.schedule.gradients import GradientTasks, piece_bytes
 from lohan.schedule.task import Compute, Lease, Move
-from lohan.schedule.writer import TaskWriter
+from lohan.schedule.writer import FOR_COMPUTE, FOR_STATES, TaskWriter
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 
-FOR_COMPUTE = 0
-FOR_STATES = 1
-"""Smaller goes first where a lane's order is open: what compute waits for, then the states."""
+_TOUCHED_BYTES_PER_UPDATE = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """An update that is due: of which step, and what it must wait for."""
+
+    block: BlockId
+    step: int
+    gradients: tuple[TaskId, ...]
+    norm: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LateWrite:
+    """A write that is placed behind the next block's read."""
+
+    update: _Update
+    computed: TaskId
+    nbytes: int
+    slot: Lease
+    label: str
 
 
 class UpdateTasks:
@@ -22,82 +45,114 @@ class UpdateTasks:
 
     def __init__(self, plan: Plan, writer: TaskWriter) -> None:
         self._plan, self._system, self._writer = plan, plan.system, writer
-        self._ready: dict[BlockId, list[TaskId]] = {}
-        self._fresh: set[BlockId] = set()
+        self._gradients = GradientTasks(plan, writer)
+        self._trained = trained_parameters(plan.shape)
+        self._largest_part = part_parameters(max(self._trained), plan.num_update_parts)
+        self._sharers: dict[BlockId, list[tuple[BlockId, int]]] = {}
+        self._owners: dict[BlockId, list[BlockId]] = {}
+        for owner, other, count in tied_trained(plan.shape):
+            self._sharers.setdefault(BlockId(owner), []).append((BlockId(other), count))
+            self._owners.setdefault(BlockId(other), []).append(BlockId(owner))
+        self._updated: dict[BlockId, list[TaskId]] = {}
+        self._written: dict[BlockId, list[TaskId]] = {}
+        self._fresh: dict[BlockId, Lease] = {}
         self._held: dict[BlockId, Lease] = {}
-        self._gradients: dict[BlockId, list[TaskId]] = {}
-        self._previous_write: TaskId | None = None
-        self._unordered_write: tuple[BlockId, TaskId] | None = None
+        self._deferred: dict[BlockId, _Update] = {}
+        self._last_write: TaskId | None = None
+        self._late_write: _LateWrite | None = None
 
     # What the builder asks -------------------------------------------------------------------
 
-    def weights_ready(self, block: BlockId) -> list[TaskId]:
-        """Tasks after which the newest P16 of a block may be read."""
-        return self._ready.get(self._owner(block), [])
+    def weights_ready(self, block: BlockId, *, for_forward: bool) -> list[TaskId]:
+        """Tasks after which the newest P16 a block computes with may be fetched."""
+        ready = []
+        for owner in (block, *self._owners.get(block, ())):
+            is_on_ssd = self._plan.home_of(owner, TensorKind.P16) is Tier.SSD
+            is_fresh = for_forward and owner == block and block in self._fresh
+            tasks = self._written if is_on_ssd and not is_fresh else self._updated
+            ready += tasks.get(owner, [])
+        return ready
 
     def is_fresh(self, block: BlockId) -> bool:
-        """Whether the block's newest P16 is in RAM, straight from its update."""
+        """Whether the block's newest P16 waits in RAM, straight from its update."""
         return block in self._fresh
 
-    def fresh_lease(self, block: BlockId) -> tuple[Lease, ...]:
+    def take_fresh(self, block: BlockId) -> Lease:
         """The lease of P16 that came straight from the update; it is given up here."""
-        self._fresh.discard(block)
-        return (Lease("fresh", f"{block} s{self._writer.step - 1}", self._writer.weights[block]),)
+        return self._fresh.pop(block)
 
     def reuses_backward_weights(self, block: BlockId) -> bool:
         """Whether the update takes P16 from the copy the backward pass read."""
         return (
-            self._system.state.needs_weights_to_update
+            self._trained[block] > 0
+            and self._system.state.needs_weights_to_update
             and self._plan.home_of(block, TensorKind.P16) is Tier.SSD
             and not self._is_deferred(block)
         )
+
+    def gradients_on_gpu(self, block: BlockId) -> tuple[Lease, ...]:
+        """The lease of the gradients that a block's backward pass makes."""
+        return self._gradients.on_gpu(block, self._writer.step)
 
     def hold(self, block: BlockId, lease: Lease) -> None:
         """Keep the backward pass's P16 in RAM until the update has used it."""
         self._held[block] = lease
 
+    # What the builder tells ------------------------------------------------------------------
+
+    def before_forward(self, block: BlockId) -> None:
+        """A block is about to go forward: its deferred update of the step before comes first."""
+        update = self._deferred.pop(block, None)
+        if update is not None:
+            self._write_update(update)
+
     def gradient_ready(self, block: BlockId, computed: TaskId) -> None:
         """The backward pass of a block is done: its gradients leave, its update follows."""
-        nbytes = self._writer.weights[block]
-        if nbytes == 0:
-            return
-        if self._system.update_tier is Tier.GPU and self._system.home is Tier.GPU:
-            self._gradients[block] = [computed]
-        else:
-            self._gradients[block] = self._gradient_out(block, computed, nbytes)
-        if self._runs_under_backward(block):
-            self._write_update(block)
+        self._gradients.leave(block, computed)
+        if self._trained[block] and self._runs_under_backward(block):
+            self._write_update(
+                _Update(block=block, step=self._writer.step, gradients=self._needed(block))
+            )
 
     def backward_done(self, last: TaskId) -> None:
-        """Every gradient exists: write the updates that had to wait for that."""
-        waiting = [block for block in self._gradients if not self._runs_under_backward(block)]
-        norm = [last]
+        """Every gradient exists: updates that had to wait for that come now or are deferred."""
+        norm: tuple[TaskId, ...] = ()
         if self._plan.workload.clips_gradients:
-            norm = [
+            norm = (
                 self._writer.write(
                     Lane.CPU,
                     BlockId(0),
                     Compute(ComputeKind.NORM),
-                    after=[task for tasks in self._gradients.values() for task in tasks],
+                    after=self._gradients.in_ram(),
                     priority=(FOR_STATES,),
-                )
-            ]
-        # In the order the next forward pass needs them, or as the gradients came.
-        if self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD:
-            waiting.sort()
-        for block in waiting:
-            self._write_update(block, norm)
+                ),
+            )
+        elif self._system.update_timing is UpdateTiming.AFTER_BACKWARD:
+            norm = (last,)
+        waiting = [
+            block
+            for block in self._gradients.blocks()
+            if self._trained[block] and not self._runs_under_backward(block)
+        ]
+        is_deferred = self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD
+        for block in sorted(waiting) if is_deferred else waiting:
+            update = _Update(
+                block=block, step=self._writer.step, gradients=self._needed(block), norm=norm
+            )
+            if is_deferred and not self._writer.is_last_step:
+                self._deferred[block] = update
+            else:
+                self._write_update(update)
         self._gradients.clear()
-        self._previous_write = self._unordered_write = None
+        self._flush_write(None)
+        self._last_write = None
 
     # How an update is spelled ----------------------------------------------------------------
 
-    def _owner(self, block: BlockId) -> BlockId:
-        return next((o for o, other, _ in self._tied() if other == block), block)
-
-    def _tied(self) -> Iterator[tuple[BlockId, BlockId, int]]:
-        for owner, other, num_parameters in self._plan.shape.tied:
-            yield BlockId(owner), BlockId(other), num_parameters
+    def _needed(self, block: BlockId) -> tuple[TaskId, ...]:
+        """What an update's gradient consists of: the block's own and those of shared weights."""
+        blocks = [block, *(other for other, _ in self._sharers.get(block, ()))]
+        return tuple(task for one in blocks for task in self._gradients.of(one))
 
     def _is_deferred(self, block: BlockId) -> bool:
         return self._plan.workload.clips_gradients or self._plan.blocks[block].defers_update
@@ -105,50 +160,10 @@ class UpdateTasks:
     def _runs_under_backward(self, block: BlockId) -> bool:
         if self._system.update_timing is UpdateTiming.AFTER_BACKWARD:
             return False
-        # A tied block's gradient is complete only with its owner's, at the end of the pass.
         return not self._is_deferred(block)
 
-    def _gradient_out(self, block: BlockId, computed: TaskId, nbytes: int) -> list[TaskId]:
-        copies = self._plan.num_gpus if self._system.rates.shares_host_link else 1
-        if self._system.rates.partitions_over_gpus:
-            copies = 1
-        out = self._writer.write(
-            Lane.GPU_TO_RAM,
-            block,
-            Move(TensorKind.G16, Tier.GPU, Tier.RAM, nbytes * copies),
-            after=[computed],
-            leases=self._ram_gradient(block),
-            returns=self._writer.gradient_lease(block, Tier.GPU),
-            priority=(FOR_STATES,),
-        )
-        tasks = [out]
-        if self._plan.num_gpus > 1 and not self._system.rates.partitions_over_gpus:
-            reduce = Compute(
-                ComputeKind.REDUCE, num_parameters=nbytes // 2 * (self._plan.num_gpus - 1)
-            )
-            tasks = [self._writer.write(Lane.CPU, block, reduce, after=tasks)]
-        if self._system.spills_gradients:
-            spill = Move(TensorKind.G16, Tier.RAM, Tier.SSD, nbytes)
-            tasks = [
-                self._writer.write(
-                    Lane.SSD_WRITE,
-                    block,
-                    spill,
-                    after=tasks,
-                    returns=self._ram_gradient(block),
-                    priority=(FOR_COMPUTE,),
-                )
-            ]
-        return tasks
-
-    def _ram_gradient(self, block: BlockId) -> tuple[Lease, ...]:
-        """G16 waiting in RAM; gradients of weights that a block only shares go to their owner."""
-        if not self._plan.block_shape(block).num_parameters:
-            return ()
-        return self._writer.gradient_lease(block, Tier.RAM)
-
-    def _update_bytes(self, block: BlockId, num_parameters: int) -> tuple[int, int]:
-        """Bytes read from SSD and written to it by the update of a block."""
+    def _bytes_per_parameter(self, block: BlockId) -> tuple[float, int]:
+        """Bytes the update of a block reads from SSD and writes to it, for each parameter."""
         state = self._system.state
         by_kind = {
             TensorKind.P16: state.weights_bytes,
@@ -161,145 +176,179 @@ class UpdateTasks:
             if self._plan.home_of(block, kind) is Tier.SSD
         }
         written = sum(stored.values())
-        read = written - stored.get(TensorKind.P16, 0)
-        if state.needs_weights_to_update and block not in self._held:
-            read += stored.get(TensorKind.P16, 0)
+        read: float = written
+        if not state.needs_weights_to_update or block in self._held:
+            read -= stored.get(TensorKind.P16, 0)
         if self._system.spills_gradients:
-            read += 2
-        return read * num_parameters, written * num_parameters
+            shared = sum(count for _, count in self._sharers.get(block, ()))
+            read += 2 + 2 * shared / self._trained[block]
+        return read, written
 
-    def _write_update(self, block: BlockId, norm: list[TaskId] | None = None) -> None:
-        system, writer, plan = self._system, self._writer, self._plan
-        num_parameters = plan.block_shape(block).num_parameters
-        if num_parameters == 0:
-            # Only tied weights: they are updated with their owner.
-            return
-        gradients = [*self._gradients[block], *(norm or [])]
-        if system.home is Tier.GPU:
-            task = writer.write(
+    def _write_update(self, update: _Update) -> None:
+        block = update.block
+        if self._system.home is Tier.GPU:
+            task = self._writer.write(
                 Lane.GPU,
                 block,
-                Compute(ComputeKind.UPDATE, touched_bytes=num_parameters * 28),
-                after=gradients,
-                returns=writer.gradient_lease(block, Tier.GPU),
+                Compute(
+                    ComputeKind.UPDATE,
+                    num_parameters=self._trained[block],
+                    touched_bytes=self._trained[block] * _TOUCHED_BYTES_PER_UPDATE,
+                ),
+                after=[*update.gradients, *update.norm],
+                returns=self._gpu_gradients(update),
+                step=update.step,
             )
-            self._ready[block] = [task]
+            self._updated[block] = [task]
             return
-        read_bytes, written_bytes = self._update_bytes(block, num_parameters)
-        num_parts = plan.num_update_parts if read_bytes + written_bytes else 1
-        parts_ready: list[TaskId] = []
-        is_deferred = system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD and (
-            self._is_deferred(block)
-        )
-        # After the last step no forward pass takes the weights: they only go to their home.
-        comes_fresh = (
-            is_deferred
-            and plan.home_of(block, TensorKind.P16) is Tier.SSD
-            and not writer.is_last_step
-        )
-        last_computes: list[TaskId] = []
-        for part in range(num_parts):
-            label = f"{part + 1}/{num_parts}" if num_parts > 1 else ""
-            share = [nbytes // num_parts for nbytes in (read_bytes, written_bytes)]
-            is_last = part == num_parts - 1
-            if is_last:
-                share = [
-                    nbytes - nbytes // num_parts * (num_parts - 1)
-                    for nbytes in (read_bytes, written_bytes)
-                ]
-            parameters = num_parameters // num_parts
-            slot = Lease("states", f"{block} {part} s{writer.step}", max(*share, 1))
-            after = self._before_read(block, gradients, norm)
-            if share[0]:
-                read = writer.write(
+        per_parameter = self._bytes_per_parameter(block)
+        parts = update_parts(self._trained[block], self._largest_part)
+        before = self._written.get(block, [])
+        updated: list[TaskId] = []
+        self._written[block] = []
+        for number, num_parameters in enumerate(parts):
+            label = f"{number + 1}/{len(parts)}" if len(parts) > 1 else ""
+            read_bytes, written_bytes = (round(num_parameters * each) for each in per_parameter)
+            nbytes = max(read_bytes, written_bytes)
+            slot = Lease("states", f"{block} {number} s{update.step}", nbytes)
+            after = [*self._gradients_of_part(update, number, len(parts)), *update.norm]
+            if read_bytes:
+                read = self._writer.write(
                     Lane.SSD_READ,
                     block,
-                    Move(TensorKind.OS32, Tier.SSD, Tier.RAM, share[0]),
-                    after=after,
+                    Move(TensorKind.OS32, Tier.SSD, Tier.RAM, read_bytes),
+                    after=[*before, *self._before_read(update)],
                     leases=(slot,),
                     part=label,
-                    priority=self._state_priority(block),
+                    priority=self._priority(update),
+                    step=update.step,
                 )
-                if self._unordered_write is not None:
-                    self._order_write_after(read)
-                ready_to_compute = [read, *gradients]
-            else:
-                ready_to_compute = gradients
-            returns: tuple[Lease, ...] = ()
-            if is_last:
-                # A spilled gradient comes back in the slot of the states.
-                returns = () if system.spills_gradients else self._ram_gradient(block)
-                if block in self._held:
-                    returns += (self._held.pop(block),)
-            computed = self._compute(
-                block,
-                parameters,
-                ready_to_compute,
-                returns=returns if share[1] else returns + ((slot,) if share[0] else ()),
-                fresh=comes_fresh and part == 0,
-                label=label,
+                self._flush_write(read)
+                after.append(read)
+            updated.append(
+                self._compute(
+                    update,
+                    num_parameters,
+                    after,
+                    leases=self._leases(update, slot, number, bool(read_bytes), written_bytes),
+                    returns=self._returns(update, slot, number == len(parts) - 1, written_bytes),
+                    label=label,
+                )
             )
-            last_computes.append(computed)
-            if share[1]:
-                write = writer.write(
-                    Lane.SSD_WRITE,
-                    block,
-                    Move(TensorKind.OS32, Tier.RAM, Tier.SSD, share[1]),
-                    after=[computed],
-                    leases=() if share[0] else (slot,),
-                    returns=(slot,),
-                    part=label,
-                    priority=(FOR_STATES,),
+            if written_bytes:
+                self._flush_write(None)
+                self._late_write = _LateWrite(
+                    update=update,
+                    computed=updated[-1],
+                    nbytes=written_bytes,
+                    slot=slot,
+                    label=label,
                 )
-                parts_ready.append(write)
-                self._previous_write = write
-                if system.update_timing is UpdateTiming.PIPELINED:
-                    self._unordered_write = (block, write)
-        if comes_fresh:
-            self._fresh.add(block)
-            self._ready[block] = last_computes
-        elif plan.home_of(block, TensorKind.P16) is Tier.SSD:
-            self._ready[block] = parts_ready
-        else:
-            self._ready[block] = last_computes
+                if self._system.update_timing is not UpdateTiming.PIPELINED:
+                    self._flush_write(None)
+        self._updated[block] = updated
 
-    def _state_priority(self, block: BlockId) -> tuple[int, ...]:
-        """Under the next forward pass the first blocks are needed first; else as they come."""
-        if self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD:
-            return (FOR_STATES, self._writer.step, block)
+    def _gpu_gradients(self, update: _Update) -> tuple[Lease, ...]:
+        """G16 on the GPU that an update there uses up: its own, and of blocks that only share."""
+        leases = self._gradients.on_gpu(update.block, update.step)
+        for other, _ in self._sharers.get(update.block, ()):
+            if not self._trained[other]:
+                leases += self._gradients.on_gpu(other, update.step)
+        return leases
+
+    def _gradients_of_part(self, update: _Update, part: int, num_parts: int) -> tuple[TaskId, ...]:
+        """The gradients one part needs: its own piece where they came in pieces, else all."""
+        if piece_bytes(self._plan, update.block):
+            # Behind the pieces stand those of blocks that share the weights.
+            return (update.gradients[part], *update.gradients[num_parts:])
+        return update.gradients
+
+    def _leases(
+        self, update: _Update, slot: Lease, part: int, has_read: bool, written_bytes: int
+    ) -> tuple[Lease, ...]:
+        """What the computation of one part needs beside what its read has leased."""
+        leases: tuple[Lease, ...] = (slot,) if written_bytes and not has_read else ()
+        block = update.block
+        # After the last step no forward pass takes the weights: they only go to their home.
+        comes_fresh = (
+            part == 0
+            and self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD
+            and self._is_deferred(block)
+            and self._plan.home_of(block, TensorKind.P16) is Tier.SSD
+            and self._writer.step > update.step
+        )
+        if comes_fresh:
+            nbytes = self._trained[block] * self._system.state.weights_bytes
+            self._fresh[block] = Lease("fresh", f"{block} s{update.step}", nbytes)
+            leases += (self._fresh[block],)
+        return leases
+
+    def _returns(
+        self, update: _Update, slot: Lease, is_last: bool, written_bytes: int
+    ) -> tuple[Lease, ...]:
+        """What the computation of one part gives back: all but what is still to be written."""
+        block = update.block
+        has_slot = bool(self._bytes_per_parameter(block)[0])
+        returns: tuple[Lease, ...] = (slot,) if has_slot and not written_bytes else ()
+        if not is_last:
+            return returns
+        if not self._system.spills_gradients:
+            # A spilled gradient came back in the slot of the states.
+            returns += self._gradients.waiting(block, update.step)
+            for other, _ in self._sharers.get(block, ()):
+                returns += self._gradients.shared(other, block, update.step)
+        if block in self._held:
+            returns += (self._held.pop(block),)
+        return returns
+
+    def _flush_write(self, read: TaskId | None) -> None:
+        """Write the pending W: behind R of the next block, so that the drives read first."""
+        late, self._late_write = self._late_write, None
+        if late is None:
+            return
+        write = self._writer.write(
+            Lane.SSD_WRITE,
+            late.update.block,
+            Move(TensorKind.OS32, Tier.RAM, Tier.SSD, late.nbytes),
+            after=[late.computed, *([read] if read is not None else [])],
+            returns=(late.slot,),
+            part=late.label,
+            priority=(FOR_STATES,),
+            step=late.update.step,
+        )
+        self._written[late.update.block].append(write)
+        self._last_write = write
+
+    def _priority(self, update: _Update) -> tuple[int, ...]:
+        """As they are listed; but compute waits for the first block before anything else."""
+        is_first = update.block == 0
+        if is_first and self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD:
+            return (FOR_COMPUTE,)
         return (FOR_STATES,)
 
-    def _before_read(
-        self, block: BlockId, gradients: list[TaskId], norm: list[TaskId] | None
-    ) -> list[TaskId]:
-        """What a state read comes after."""
+    def _before_read(self, update: _Update) -> list[TaskId]:
+        """What a state read comes after, beside the write of the step before."""
         timing = self._system.update_timing
-        if norm is not None or timing is UpdateTiming.AFTER_BACKWARD:
-            return list(norm or gradients)
-        if timing is UpdateTiming.NAIVE and self._previous_write is not None:
-            return [*gradients, self._previous_write]
-        return gradients
-
-    def _order_write_after(self, read: TaskId) -> None:
-        """W[i] comes after R[i-1]: the drives read for the next block before they write."""
-        assert self._unordered_write is not None
-        self._writer.add_edge(self._unordered_write[1], read)
-        self._unordered_write = None
+        if timing is UpdateTiming.UNDER_NEXT_FORWARD:
+            # Reading needs neither gradient nor norm, only a slot; a spilled gradient it does.
+            return list(update.gradients) if self._system.spills_gradients else []
+        if update.norm:
+            return list(update.norm)
+        if timing is UpdateTiming.NAIVE and self._last_write is not None:
+            return [*update.gradients, self._last_write]
+        return list(update.gradients)
 
     def _compute(
         self,
-        block: BlockId,
+        update: _Update,
         num_parameters: int,
         after: list[TaskId],
         *,
+        leases: tuple[Lease, ...],
         returns: tuple[Lease, ...],
-        fresh: bool,
         label: str,
     ) -> TaskId:
-        writer, system = self._writer, self._system
-        leases: tuple[Lease, ...] = ()
-        if fresh:
-            leases = (Lease("fresh", f"{block} s{writer.step}", writer.weights[block]),)
+        writer, system, block = self._writer, self._system, update.block
         if system.update_tier is Tier.RAM:
             return writer.write(
                 Lane.CPU,
@@ -309,27 +358,37 @@ class UpdateTasks:
                 leases=leases,
                 returns=returns,
                 part=label,
-                priority=self._state_priority(block),
+                priority=self._priority(update),
+                step=update.step,
             )
+        state_bytes = num_parameters * system.state.stored_bytes
         up = writer.write(
             Lane.RAM_TO_GPU,
             block,
-            Move(TensorKind.OS32, Tier.RAM, Tier.GPU, num_parameters * system.state.stored_bytes),
+            Move(TensorKind.OS32, Tier.RAM, Tier.GPU, state_bytes),
             after=after,
+            leases=leases,
             part=label,
+            step=update.step,
         )
         compute = writer.write(
             Lane.GPU,
             block,
-            Compute(ComputeKind.UPDATE, touched_bytes=num_parameters * 28),
+            Compute(
+                ComputeKind.UPDATE,
+                num_parameters=num_parameters,
+                touched_bytes=num_parameters * _TOUCHED_BYTES_PER_UPDATE,
+            ),
             after=[up],
             part=label,
+            step=update.step,
         )
         return writer.write(
             Lane.GPU_TO_RAM,
             block,
-            Move(TensorKind.OS32, Tier.GPU, Tier.RAM, num_parameters * system.state.stored_bytes),
+            Move(TensorKind.OS32, Tier.GPU, Tier.RAM, state_bytes),
             after=[compute],
             returns=returns,
             part=label,
+            step=update.step,
         )

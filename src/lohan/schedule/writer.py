@@ -1,24 +1,36 @@
 """Writes tasks into a schedule: ids, barriers, the serial chain, and the pools they lease from.
 
-Owns what every kind of task shares; `build` and `updates` decide which tasks there are.
+Owns what every kind of task shares; `build`, `gradients` and `updates` decide which tasks there
+are. They write in an order in which the tasks could run one by one: see "Why nothing can hang" in
+`task`.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from lohan.plan.block_costs import BlockCosts
 from lohan.plan.plan import Plan
-from lohan.plan.pools import NUM_SPILL_SLOTS, pool_sizes
+from lohan.plan.pools import (
+    NUM_SPILL_SLOTS,
+    BlockSizes,
+    gradient_bytes,
+    pool_sizes,
+    weights_bytes,
+)
 from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
 from lohan.vocabulary import BlockId, Lane, TaskId, Tier
+
+FOR_COMPUTE = 0
+FOR_STATES = 1
+"""Smaller goes first where a lane's order is open: what compute waits for, then the states."""
 
 
 class TaskWriter:
     """Collects the tasks of a schedule."""
 
-    def __init__(self, plan: Plan, weights: Sequence[int], costs: Sequence[BlockCosts]) -> None:
+    def __init__(self, plan: Plan, costs: Sequence[BlockCosts]) -> None:
         self.plan = plan
-        self.weights = weights
+        self.weights = weights_bytes(plan.shape)
+        self.gradients = gradient_bytes(plan.shape)
         self.step = 0
         self.is_last_step = False
         self._costs = costs
@@ -53,8 +65,9 @@ class TaskWriter:
         priority: tuple[int, ...] = (),
         part: str = "",
         fixed_seconds: float = 0.0,
+        step: int | None = None,
     ) -> TaskId:
-        """Append one task and return its id."""
+        """Append one task and return its id; `step` where it belongs to an earlier one."""
         task_id = TaskId(len(self._tasks))
         before = list(dict.fromkeys(after))
         if self.plan.system.is_serial and self._tasks:
@@ -68,7 +81,7 @@ class TaskWriter:
                 task_id,
                 lane,
                 block,
-                self.step,
+                self.step if step is None else step,
                 action,
                 tuple(before),
                 leases,
@@ -79,19 +92,6 @@ class TaskWriter:
             )
         )
         return task_id
-
-    def add_edge(self, task: TaskId, before: TaskId) -> None:
-        """Make an already written task come after another one."""
-        known = self._tasks[task]
-        self._has_successor.add(before)
-        self._tasks[task] = replace(known, after=(*known.after, before))
-
-    def gradient_lease(self, block: BlockId, tier: Tier) -> tuple[Lease, ...]:
-        """G16 of a block on the GPU, or waiting in RAM for its update."""
-        if self.weights[block] == 0:
-            return ()
-        pool = "gradients" if tier is Tier.GPU else "waiting"
-        return (Lease(pool, f"{block} s{self.step}", self.weights[block]),)
 
     def moving_bytes(self, swapped_bytes: int) -> int:
         """GPU memory of a block's swapped outputs: those of one micro-batch at a time."""
@@ -114,19 +114,22 @@ class TaskWriter:
     def _pools(self) -> list[Pool]:
         system, plan = self.plan.system, self.plan
         largest = max(self.weights)
+        # Where the GPU is home, gradients wait there for the update, all of them.
+        gradients = system.num_gradient_slots * max(self.gradients)
+        if system.home is Tier.GPU:
+            gradients = sum(self.gradients)
         moving = max(self.moving_bytes(costs.swapped_bytes) for costs in self._costs)
         spilled = max(costs.to_ssd_bytes for costs in self._costs) * plan.num_gpus
         in_ram = sum(costs.to_ram_bytes for costs in self._costs) * plan.num_gpus
         streaming = pool_sizes(
             system,
-            largest_weights_bytes=largest,
-            all_weights_bytes=sum(self.weights),
+            BlockSizes.of(plan.shape),
             num_update_parts=plan.num_update_parts,
             gradient_slots=plan.gradient_slots,
         )
         return [
             Pool("weights", Tier.GPU, system.num_weight_slots * largest),
-            Pool("gradients", Tier.GPU, system.num_gradient_slots * largest),
+            Pool("gradients", Tier.GPU, gradients),
             # Outputs of the block at work and of the one before or after it.
             Pool("moving", Tier.GPU, 2 * moving),
             Pool("kept", Tier.GPU, sum(costs.kept_bytes for costs in self._costs)),

@@ -1,8 +1,9 @@
 """The discrete-event core: lanes that run tasks, links they share, pools they lease from.
 
-One core serves both uses: `settle` lets each lane pick its next task by priority and records the
-order; `simulate` replays a settled order. Progress is fluid: when two lanes share a link, each runs
-at a share of its speed until the other is done. Owns the virtual clock and nothing else.
+One core serves both uses: `settle` lets each lane pick its next task by priority, as far as each
+pool's turn allows, and records the order; `simulate` replays a settled order. Progress is fluid:
+when two lanes share a link, each runs at a share of its speed until the other is done. Owns the
+virtual clock and nothing else.
 """
 
 import heapq
@@ -13,8 +14,6 @@ from lohan.errors import ScheduleError
 from lohan.schedule.task import Schedule, Task
 from lohan.simulate.durations import Durations
 from lohan.vocabulary import Lane, TaskId
-
-_NO_POOL = ""
 
 
 @dataclass(slots=True)
@@ -82,10 +81,20 @@ class Clock:
         for task in self._tasks:
             for before in task.after:
                 self._followers[before].append(task.id)
-        # Ready tasks per lane and per pool they lease from: only the head of each heap can start.
-        self._ready: dict[Lane, dict[str, list[tuple[tuple[int, ...], TaskId]]]] = {
-            lane: {} for lane in Lane
-        }
+        # Ready tasks that lease nothing, per lane.
+        self._free: dict[Lane, list[tuple[tuple[int, ...], TaskId]]] = {lane: [] for lane in Lane}
+        self._is_ready = [False] * len(self._tasks)
+        # Each pool grants in the order of the list, so that nothing can hang (see `task`): its
+        # next lessee, and for each lane the pools it leases from.
+        self._lessees: dict[str, list[TaskId]] = {name: [] for name in schedule.pools}
+        self._granted = dict.fromkeys(schedule.pools, 0)
+        self._pools_of: dict[Lane, dict[str, None]] = {lane: {} for lane in Lane}
+        for task in self._tasks:
+            for lease in task.leases:
+                lessees = self._lessees[lease.pool]
+                if not lessees or lessees[-1] != task.id:
+                    lessees.append(task.id)
+                self._pools_of[task.lane][lease.pool] = None
         self._next = dict.fromkeys(schedule.lanes, 0)
         self._running: dict[Lane, TaskId] = {}
         self._left: dict[Lane, float] = {}
@@ -125,9 +134,9 @@ class Clock:
         return self.result
 
     def _make_ready(self, task: Task) -> None:
-        pool = task.leases[0].pool if task.leases else _NO_POOL
-        heap = self._ready[task.lane].setdefault(pool, [])
-        heapq.heappush(heap, (task.priority, task.id))
+        self._is_ready[task.id] = True
+        if not task.leases:
+            heapq.heappush(self._free[task.lane], (task.priority, task.id))
 
     def _fits(self, task: Task) -> bool:
         if len(task.leases) == 1:
@@ -147,14 +156,29 @@ class Clock:
                 self._start(task, now)
 
     def _pick(self, lane: Lane) -> Task | None:
-        best: tuple[tuple[int, ...], TaskId] | None = None
-        best_heap = None
-        for heap in self._ready[lane].values():
-            if heap and (best is None or heap[0] < best) and self._fits(self._tasks[heap[0][1]]):
-                best, best_heap = heap[0], heap
-        if best_heap is None:
-            return None
-        return self._tasks[heapq.heappop(best_heap)[1]]
+        free = self._free[lane]
+        best = self._tasks[free[0][1]] if free else None
+        for pool in self._pools_of[lane]:
+            lessees, granted = self._lessees[pool], self._granted[pool]
+            if granted == len(lessees):
+                continue
+            task = self._tasks[lessees[granted]]
+            if task.lane is not lane or not self._is_ready[task.id]:
+                continue
+            if (
+                (best is None or task.priority < best.priority)
+                and self._is_next_everywhere(task)
+                and self._fits(task)
+            ):
+                best = task
+        if best is not None and not best.leases:
+            heapq.heappop(free)
+        return best
+
+    def _is_next_everywhere(self, task: Task) -> bool:
+        return len(task.leases) == 1 or all(
+            self._lessees[lease.pool][self._granted[lease.pool]] == task.id for lease in task.leases
+        )
 
     def _listed(self, lane: Lane) -> Task | None:
         listed = self._schedule.lanes[lane]
@@ -178,6 +202,8 @@ class Clock:
         self._left[task.lane] = self._work[task.id]
         self.result.start_seconds[task.id] = now
         self.result.order[task.lane].append(task.id)
+        for pool_name in {lease.pool for lease in task.leases}:
+            self._granted[pool_name] += 1
         for lease in task.leases:
             pool = self._pools[lease.pool]
             givers = pool.take(lease.nbytes)

@@ -7,12 +7,14 @@ the tasks whose returned bytes it uses, so room in a pool follows from the order
 from lohan.hardware.machine import Machine
 from lohan.plan.system import DrivingRates
 from lohan.schedule.task import Schedule
-from lohan.simulate.clock import Clock
+from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
 
 
-def settle(schedule: Schedule, machine: Machine, rates: DrivingRates) -> Schedule:
-    """The same tasks in the order a run at the machine's rates would take them.
+def settle(
+    schedule: Schedule, machine: Machine, rates: DrivingRates
+) -> tuple[Schedule, ClockResult]:
+    """The same tasks in the order a run at the machine's rates takes them, and when it did.
 
     Raises:
         ScheduleError: if the tasks cannot all run.
@@ -24,7 +26,8 @@ def settle(schedule: Schedule, machine: Machine, rates: DrivingRates) -> Schedul
         copy_interference=rates.copy_interference,
     )
     result = clock.run(by_priority=True)
-    return schedule.with_order(
+    settled = schedule.with_order(
         {lane: tuple(ids) for lane, ids in result.order.items()},
         {task: tuple(givers) for task, givers in result.edges.items()},
     )
+    return settled, result

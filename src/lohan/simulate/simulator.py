@@ -8,7 +8,7 @@ from lohan.errors import ScheduleError
 from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
 from lohan.schedule.build import build_schedule
-from lohan.schedule.check import check_schedule
+from lohan.schedule.check import check_schedule, check_serial
 from lohan.schedule.task import Compute, Move, Schedule
 from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
@@ -16,8 +16,8 @@ from lohan.simulate.result import SimulatedStep
 from lohan.simulate.settle import settle
 from lohan.vocabulary import ComputeKind, Lane, Tier
 
-NUM_STEPS = 6
-"""Steps simulated where steps overlap: the first ones fill the pipeline."""
+NUM_STEPS = 5
+"""Steps simulated where steps overlap: the first ones fill the pipeline, the last one drains it."""
 NUM_STEADY_STEPS = 2
 """Steps at the end that are measured; what follows the last one is not waited for."""
 
@@ -38,13 +38,17 @@ def settled_schedule(plan: Plan, machine: Machine, *, num_steps: int = NUM_STEPS
     Raises:
         ScheduleError: if the tasks cannot run, or a check fails.
     """
-    if not plan.system.has_barrier:
-        schedule = settle(build_schedule(plan, num_steps=num_steps), machine, plan.system.rates)
-    else:
-        # Every step begins when the one before has ended, so two steps show them all.
-        schedule = settle(build_schedule(plan, num_steps=2), machine, plan.system.rates)
+    return _settled(plan, machine, num_steps)[0]
+
+
+def _settled(plan: Plan, machine: Machine, num_steps: int) -> tuple[Schedule, ClockResult]:
+    """The settled schedule, and when its tasks ran while it was settled: a replay says the same."""
+    # With a barrier every step begins when the one before has ended: two steps show them all.
+    schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else num_steps)
+    check_serial(schedule)
+    schedule, times = settle(schedule, machine, plan.system.rates)
     check_schedule(schedule, plan)
-    return schedule
+    return schedule, times
 
 
 def replay(schedule: Schedule, plan: Plan, machine: Machine) -> ClockResult:
@@ -70,8 +74,8 @@ def replay(schedule: Schedule, plan: Plan, machine: Machine) -> ClockResult:
 
 def simulate_plan(plan: Plan, machine: Machine) -> SimulatedStep:
     """Predict one step of a plan in the steady state."""
-    schedule = settled_schedule(plan, machine)
-    return read_off(schedule, replay(schedule, plan, machine), plan, machine)
+    schedule, times = _settled(plan, machine, NUM_STEPS)
+    return read_off(schedule, times, plan, machine)
 
 
 def read_off(schedule: Schedule, times: ClockResult, plan: Plan, machine: Machine) -> SimulatedStep:

@@ -13,7 +13,7 @@ from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan.block_costs import BlockCosts, block_costs
 from lohan.plan.ledger import Ledger, LedgerLine
 from lohan.plan.plan import BlockPlan
-from lohan.plan.pools import NUM_SPILL_SLOTS, pool_sizes, weights_bytes
+from lohan.plan.pools import NUM_SPILL_SLOTS, BlockSizes, pool_sizes, trained_parameters
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
 from lohan.vocabulary import BlockId, TensorKind, Tier
@@ -22,6 +22,8 @@ from lohan.vocabulary import BlockId, TensorKind, Tier
 GPU_SHARE = 0.92
 # What the operating system and the bare process need.
 RAM_SHARE = 0.90
+# Blocks of G16 in RAM that updates under the backward pass need to keep the lanes busy.
+MIN_GRADIENT_SLOTS = 4
 
 
 def working_bytes(kind: BlockShape, micro_batch: int, sequence: int) -> int:
@@ -42,13 +44,17 @@ def _gpu_floor(
     system: System, shape: ModelShape, batch: int, num_micro_batches: int, sequence: int
 ) -> int:
     micro_batch = batch // num_micro_batches
-    largest = max(weights_bytes(shape))
+    sizes = BlockSizes.of(shape)
     working = max(working_bytes(kind, micro_batch, sequence) for kind in shape.kinds)
     # All micro-batches are between the same two blocks at a time: what entered and what left.
     inputs = max(kind.input_bytes.at(batch, sequence) for kind in shape.kinds)
-    slots = system.num_weight_slots + system.num_gradient_slots
-    # The head's input stays, and one micro-batch's share is on its way to RAM.
-    return slots * largest + working + 2 * inputs + -(-inputs // num_micro_batches)
+    # The head's input stays, and one micro-batch's share of two blocks is on its way to RAM.
+    activations = working + 2 * inputs + 2 * -(-inputs // num_micro_batches)
+    return (
+        system.num_weight_slots * sizes.largest_weights_bytes
+        + system.num_gradient_slots * sizes.largest_gradient_bytes
+        + activations
+    )
 
 
 def minimum_micro_batches(
@@ -97,19 +103,18 @@ class OurMemory:
         }
 
     @cached_property
-    def largest_weights_bytes(self) -> int:
-        """P16 of the largest block."""
-        return max(weights_bytes(self.shape))
+    def block_sizes(self) -> BlockSizes:
+        """Largest and total weights and gradients of the blocks."""
+        return BlockSizes.of(self.shape)
 
     @cached_property
     def buffer_bytes(self) -> int:
         """RAM that streaming needs whatever is swapped or resident."""
         sizes = pool_sizes(
             self.system,
-            largest_weights_bytes=self.largest_weights_bytes,
-            all_weights_bytes=sum(weights_bytes(self.shape)),
+            self.block_sizes,
             num_update_parts=self.num_update_parts,
-            gradient_slots=4,
+            gradient_slots=MIN_GRADIENT_SLOTS,
         )
         inputs = max(
             kind.input_bytes.at(self.batch, self.workload.sequence) for kind in self.shape.kinds
@@ -122,16 +127,24 @@ class OurMemory:
         floor = _gpu_floor(
             self.system, self.shape, self.batch, self.num_micro_batches, self.workload.sequence
         )
-        return max(0, self.budgets[Tier.GPU] - floor)
+        inputs = max(
+            kind.input_bytes.at(self.batch, self.workload.sequence) for kind in self.shape.kinds
+        )
+        # What is on its way is counted with the choices that make it move.
+        return max(0, self.budgets[Tier.GPU] - floor + self.moving_bytes_of(inputs))
+
+    def moving_bytes_of(self, swapped_bytes: int) -> int:
+        """GPU memory for swapped outputs of the block at work and its neighbour, a micro-batch."""
+        return 2 * -(-swapped_bytes // self.num_micro_batches)
 
     def kind_of(self, block: BlockId) -> BlockShape:
         """Shape of a block."""
         return self.shape.kinds[self.shape.sequence_of_kinds[block]]
 
     def moving_bytes(self, plans: Sequence[BlockPlan]) -> int:
-        """GPU memory for swapped outputs of one more block and micro-batch."""
+        """GPU memory for swapped outputs under these decisions."""
         costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
-        return -(-max(cost.swapped_bytes for cost in costs) // self.num_micro_batches)
+        return self.moving_bytes_of(max(cost.swapped_bytes for cost in costs))
 
     @cached_property
     def _known_costs(self) -> dict[tuple[int, BlockPlan], BlockCosts]:
@@ -163,11 +176,10 @@ class OurMemory:
         shape, num_gpus = self.shape, self.machine.num_gpus
         costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
         micro_batch = self.batch // self.num_micro_batches
-        weights = weights_bytes(shape)
+        blocks = self.block_sizes
         sizes = pool_sizes(
             self.system,
-            largest_weights_bytes=max(weights),
-            all_weights_bytes=sum(weights),
+            blocks,
             num_update_parts=self.num_update_parts,
             gradient_slots=gradient_slots,
         )
@@ -177,11 +189,12 @@ class OurMemory:
         between = max(
             kind.input_bytes.at(self.batch, self.workload.sequence) for kind in shape.kinds
         )
-        counts = [self.kind_of(BlockId(number)).num_parameters for number in range(len(plans))]
+        counts = [kind.num_parameters for kind in shape.blocks]
+        trained = trained_parameters(shape)
         resident = sum(
-            count
-            * (2 * (TensorKind.P16 in plan.residents) + 10 * (TensorKind.OS32 in plan.residents))
-            for count, plan in zip(counts, plans, strict=True)
+            2 * own * (TensorKind.P16 in plan.residents)
+            + 10 * changing * (TensorKind.OS32 in plan.residents)
+            for own, changing, plan in zip(counts, trained, plans, strict=True)
         )
         on_ssd = max(cost.to_ssd_bytes for cost in costs) * num_gpus
         batch_remedy = "use a smaller batch or a shorter sequence"
@@ -203,11 +216,14 @@ class OurMemory:
             line(
                 Tier.GPU,
                 "weights in flight",
-                self.system.num_weight_slots * max(weights),
+                self.system.num_weight_slots * blocks.largest_weights_bytes,
                 block_remedy,
             ),
             line(
-                Tier.GPU, "gradients", self.system.num_gradient_slots * max(weights), block_remedy
+                Tier.GPU,
+                "gradients",
+                self.system.num_gradient_slots * blocks.largest_gradient_bytes,
+                block_remedy,
             ),
             line(Tier.GPU, "one block's activations", working, batch_remedy, is_constant=True),
             line(
@@ -233,7 +249,7 @@ class OurMemory:
             ),
             line(Tier.RAM, "activations on their way", NUM_SPILL_SLOTS * on_ssd, batch_remedy),
             line(Tier.RAM, "resident states", resident, ram_remedy, is_constant=True),
-            self._states_line(12 * sum(counts) - resident),
+            self._states_line(2 * sum(counts) + 10 * sum(trained) - resident),
             line(
                 Tier.SSD,
                 "swapped activations",
@@ -243,7 +259,7 @@ class OurMemory:
             line(
                 Tier.SSD,
                 "waiting gradients",
-                2 * sum(counts) * self.system.spills_gradients,
+                blocks.all_gradients_bytes * self.system.spills_gradients,
                 "add a drive",
             ),
         ]

@@ -45,7 +45,7 @@ class _Recipe:
         self.system, self.machine, self.shape, self.workload = system, machine, shape, workload
         self.batch = workload.batch_per_gpu(machine.num_gpus)
         self.blocks = [shape.kinds[kind] for kind in shape.sequence_of_kinds]
-        self.largest = max(self.blocks[1:-1], key=lambda block: block.num_parameters)
+        self.largest = max(self.blocks[1:-1] or self.blocks, key=lambda block: block.num_parameters)
         self.inputs = [block.input_bytes.at(self.batch, workload.sequence) for block in self.blocks]
         # The head's input is used at once; it never leaves the GPU.
         self.swappable_inputs = [*self.inputs[:-1], 0]
@@ -58,7 +58,8 @@ class _Recipe:
         def order(block: BlockShape) -> tuple[SwapStep, ...]:
             return swap_order(block, self.batch, self.workload.sequence, False)
 
-        return [(), *(order(block) for block in self.blocks[1:-1]), ()]
+        orders = [(), *(order(block) for block in self.blocks[1:-1]), ()]
+        return orders[: len(self.blocks)]
 
     def choose_activations(self) -> list[BlockPlan]:
         rule = self.system.activations
