@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 
 namespace lohan {
@@ -45,6 +46,9 @@ int populate(void *address, std::uint64_t nbytes) {
 
 AlignedMemory::AlignedMemory(std::uint64_t nbytes, bool should_populate)
     : nbytes_(nbytes), mapped_bytes_(round_up(nbytes, page_bytes())), process_id_(::getpid()) {
+    // Near 2^64 the rounding above wraps around: such a size must not become a small mapping.
+    if (nbytes == 0 || nbytes > static_cast<std::uint64_t>(PTRDIFF_MAX))
+        throw std::system_error(nbytes == 0 ? EINVAL : ENOMEM, std::generic_category(), "mmap");
     // Huge pages make direct I/O cheaper: the kernel looks up and pins one page where it would pin 512.
     const bool is_huge = mapped_bytes_ >= kHugePageBytes;
     address_ = map_aligned(mapped_bytes_, is_huge ? kHugePageBytes : page_bytes());

@@ -5,6 +5,8 @@ free, so a lease that cannot be had is a mistake of the schedule and an error. K
 no files. Leased by whoever moves bytes; addresses go to an `IoEngine`.
 """
 
+import errno
+import os
 import threading
 from types import TracebackType
 from typing import Any
@@ -20,6 +22,7 @@ from lohan.units import MIB, format_bytes
 REGION_BYTES = 64 * MIB
 """Memory is taken from the system in regions of about this size: pinning a few modest regions
 works where pinning one huge one fails, and a region is given back whole."""
+_MOST_BYTES = 2**63 - 1
 
 
 class Buffer:
@@ -248,6 +251,8 @@ class BufferPool:
 
     def _allocate_memory(self, nbytes: int) -> _native.AlignedMemory:
         try:
+            if nbytes > _MOST_BYTES:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             return _native.AlignedMemory(nbytes, True)
         except OSError as error:
             raise DoesNotFit(
