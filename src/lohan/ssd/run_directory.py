@@ -29,6 +29,7 @@ class RunDirectories:
         self.run_id = run_id
         self.paths = paths
         self._locks = list(locks)
+        self._process_id = os.getpid()
 
     @classmethod
     def create(cls, parents: Sequence[str | os.PathLike[str]], run_id: str) -> "RunDirectories":
@@ -70,13 +71,14 @@ class RunDirectories:
         try:
             for parent in parents:
                 path = os.path.join(os.path.realpath(parent), f"lohan-{run_id}")
+                _refuse_repeated(path, paths)
                 if is_new:
                     _make(path)
                     paths.append(path)
                 else:
                     _refuse_foreign(path)
                     paths.append(path)
-                locks.append(_lock(path, run_id))
+                locks.append(_lock(path, run_id, is_new=is_new))
         except BaseException:
             cls(run_id, tuple(paths), tuple(locks)).close(should_delete=is_new)
             raise
@@ -102,12 +104,19 @@ class RunDirectories:
     def close(self, *, should_delete: bool = False) -> None:
         """Unlock. With `should_delete` the lock files go, and directories that are then empty.
 
-        A directory with anything else in it stays: this run did not make that. Twice is fine.
+        A directory with anything else in it stays: this run did not make that. Twice is fine. In a
+        process forked from the one that holds the run nothing is unlocked or deleted.
         """
+        if os.getpid() != self._process_id:
+            for descriptor in self._locks:
+                os.close(descriptor)
+            self._locks = []
+            return
         for descriptor, path in zip(self._locks, self.paths, strict=False):
             if should_delete and _is_lock_of(descriptor, path):
                 os.unlink(os.path.join(path, _LOCK_NAME))
             # Unlocked by name, because a forked child may still hold a copy of the descriptor.
+            # (That is also why a child must not do it: it would unlock its parent's run.)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
         if should_delete and (self._locks or self.paths):
@@ -151,7 +160,16 @@ def _refuse_foreign(path: str) -> None:
         )
 
 
-def _lock(directory: str, run_id: str) -> int:
+def _refuse_repeated(path: str, paths: Sequence[str]) -> None:
+    if path in paths:
+        raise ConfigError(
+            f"the SSD directory {os.path.dirname(path)} is given twice",
+            why="a run needs a place of its own per SSD, and links to one place are one place",
+            remedy="name each SSD once",
+        )
+
+
+def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
     path = os.path.join(directory, _LOCK_NAME)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -182,6 +200,10 @@ def _lock(directory: str, run_id: str) -> int:
             errno=errno.EWOULDBLOCK,
         ) from None
     except OSError as error:
+        if is_new:
+            # A full disk has room for an empty file but not for the note: leave nothing behind.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         os.close(descriptor)
         number = error.errno or errno.EIO
         raise storage_error("a run could not be locked", number, path=path) from None

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import pathlib
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from lohan.errors import ConfigError, StorageError
+from lohan.errors import ConfigError, OutOfSpace, StorageError
 from lohan.ssd import RunDirectories
 from support.ssd_engines import nothing_leaks
 
@@ -141,3 +142,31 @@ def test_a_damaged_lock_note_still_says_that_somebody_holds_it(tmp_path: pathlib
     with pytest.raises(StorageError, match="held by another process"):
         RunDirectories.attach([tmp_path], "one")
     run.close()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_directory_given_twice_is_named(is_link: bool, tmp_path: pathlib.Path) -> None:
+    real, again = tmp_path / "real", tmp_path / "real"
+    real.mkdir()
+    if is_link:
+        again = tmp_path / "link"
+        again.symlink_to(real)
+    with nothing_leaks():
+        with pytest.raises(ConfigError, match="is given twice"):
+            RunDirectories.create([real, again], "two")
+        assert list(real.iterdir()) == []
+        RunDirectories.create([real], "two").close()
+        with pytest.raises(ConfigError, match="is given twice"):
+            RunDirectories.attach([real, again], "two")
+
+
+def test_a_disk_too_full_for_the_lock_leaves_nothing_behind(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pwrite(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lohan.ssd.run_directory.os.pwrite", pwrite)
+    with nothing_leaks(), pytest.raises(OutOfSpace):
+        RunDirectories.create([tmp_path], "full")
+    assert list(tmp_path.iterdir()) == []
