@@ -93,6 +93,14 @@ class ChecksumTable:
             self._stretches[first:last] = [stretch]
             self._offsets[first:last] = [stretch.offset_bytes]
 
+    def refine(self, stretch: Stretch, parts: tuple[Stretch, ...]) -> None:
+        """Put `parts` in the place of the stretch they make up, if it is still the one known."""
+        with self._lock:
+            first, last = self._touching(stretch.offset_bytes, stretch.nbytes)
+            if self._stretches[first:last] == [stretch]:
+                self._stretches[first:last] = parts
+                self._offsets[first:last] = [part.offset_bytes for part in parts]
+
     def inside(self, offset_bytes: int, nbytes: int) -> tuple[Stretch, ...]:
         """Stretches that lie wholly inside this range, by offset."""
         end = offset_bytes + nbytes

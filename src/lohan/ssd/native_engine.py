@@ -8,10 +8,10 @@ native. Called through the `IoEngine` protocol.
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lohan import _native
-from lohan.errors import ScheduleError
+from lohan.errors import HardwareError, ScheduleError
 from lohan.ssd.engine import (
     Access,
     DriveCounters,
@@ -39,6 +39,7 @@ class NativeFile:
     drive: DriveId
     access: Access
     opened: _native.OpenFile
+    engine: "NativeEngine" = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class NativeEngine:
             raise OSError(number, os.strerror(number), "io_uring_setup")
         self._native = _native.IoEngine(is_uring=is_uring)
         self._name = "io_uring" if is_uring else "threads"
+        self._process_id = os.getpid()
+        self._num_drives = 0
 
     @property
     def name(self) -> str:
@@ -73,17 +76,25 @@ class NativeEngine:
     def add_drive(self, settings: DriveSettings) -> DriveId:
         """Add a queue and the threads (or the ring) that serve it."""
         try:
-            return DriveId(
-                self._native.add_drive(
-                    max_requests=settings.max_requests,
-                    max_bytes=settings.max_bytes,
-                    block_bytes=settings.block_bytes,
-                    is_simplex=settings.mixing is Mixing.SIMPLEX,
-                    fairness_bytes=settings.fairness_bytes,
-                )
+            number = self._native.add_drive(
+                max_requests=settings.max_requests,
+                max_bytes=settings.max_bytes,
+                block_bytes=settings.block_bytes,
+                is_simplex=settings.mixing is Mixing.SIMPLEX,
+                fairness_bytes=settings.fairness_bytes,
             )
         except RuntimeError as error:
             raise closed_engine_error(self._name, str(error)) from None
+        except OSError as error:
+            raise HardwareError(
+                f"the {self._name} engine could not serve another drive ({error})",
+                why=f"the system refused the ring or the threads for {settings.max_requests} "
+                "blocks in flight",
+                remedy="lower max_requests, or raise the limits of this process (ulimit -l, -n, "
+                "-u)",
+            ) from None
+        self._num_drives = max(self._num_drives, number + 1)
+        return DriveId(number)
 
     def create_file(self, path: str, *, drive: DriveId) -> NativeFile:
         """Make a file, private to the user, that did not exist; direct where possible."""
@@ -94,13 +105,15 @@ class NativeEngine:
         return self._open(path, 0, drive)
 
     def _open(self, path: str, flags: int, drive: DriveId) -> NativeFile:
+        self._refuse_after_fork()
+        self._refuse_unknown_drive(drive)
         descriptor, access = open_descriptor(path, flags)
         try:
             opened = _native.OpenFile(path, descriptor, drive, access is Access.DIRECT)
         except BaseException:
             os.close(descriptor)
             raise
-        return NativeFile(path=path, drive=drive, access=access, opened=opened)
+        return NativeFile(path=path, drive=drive, access=access, opened=opened, engine=self)
 
     def free_bytes(self, directory: str) -> int:
         """Space this user can still take there."""
@@ -117,6 +130,7 @@ class NativeEngine:
 
     def resize(self, file: IoFile, nbytes: int) -> None:
         """Make the file `nbytes` long; what it grows by is real space. May block: yes."""
+        self._refuse_after_fork()
         descriptor = self._descriptor(file)
         before = os.fstat(descriptor).st_size
         if nbytes <= before:
@@ -149,19 +163,27 @@ class NativeEngine:
 
     def remove_file(self, file: IoFile) -> bool:
         """Delete the file if it is still in place, and close it; says whether it was."""
-        was_in_place = self.is_in_place(file)
-        if was_in_place:
-            os.unlink(file.path)
-        self.close_file(file)
+        self._refuse_after_fork()
+        try:
+            was_in_place = self.is_in_place(file)
+            if was_in_place:
+                os.unlink(file.path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            number = error.errno or errno.EIO
+            raise storage_error("a file could not be deleted", number, path=file.path) from None
+        finally:
+            self.close_file(file)
         return was_in_place
 
     def close_file(self, file: IoFile) -> None:
         """Let go of the file; its descriptor closes with the last request on it."""
-        _native_file(file).opened.close()
+        self._file(file).opened.close()
 
     def _descriptor(self, file: IoFile) -> int:
         try:
-            return _native_file(file).opened.descriptor
+            return self._file(file).opened.descriptor
         except RuntimeError as error:
             raise closed_engine_error(self._name, str(error)) from None
 
@@ -192,7 +214,7 @@ class NativeEngine:
     ) -> NativeTicket:
         if operation is not Operation.FLUSH:
             refuse_unaligned(operation, file.path, offset_bytes, address, nbytes)
-        opened = _native_file(file).opened
+        opened = self._file(file).opened
         try:
             native = self._native.start(operation, opened, offset_bytes, address, nbytes, priority)
         except RuntimeError as error:
@@ -216,6 +238,9 @@ class NativeEngine:
         """
         known = _native_ticket(ticket)
         native = known.native
+        if not native.is_done:
+            # In a forked child nothing will ever finish it.
+            self._refuse_after_fork()
         while not native.wait_for(_WAIT_STRETCH_SECONDS):
             pass
         if native.error_number == 0 and not native.is_short:
@@ -240,6 +265,7 @@ class NativeEngine:
 
     def counters(self, drive: DriveId) -> DriveCounters:
         """What this drive has done so far."""
+        self._refuse_unknown_drive(drive)
         native = self._native.counters(drive)
         return DriveCounters(
             num_started=native.num_started,
@@ -252,6 +278,23 @@ class NativeEngine:
             written_bytes=native.written_bytes,
             max_in_flight=native.max_in_flight,
         )
+
+    def _file(self, file: IoFile) -> NativeFile:
+        if isinstance(file, NativeFile) and file.engine is self:
+            return file
+        raise _foreign("file", file)
+
+    def _refuse_after_fork(self) -> None:
+        if os.getpid() != self._process_id:
+            raise closed_engine_error(self._name, "it belongs to the process this one forked from")
+
+    def _refuse_unknown_drive(self, drive: DriveId) -> None:
+        if not 0 <= drive < self._num_drives:
+            raise ScheduleError(
+                f"the {self._name} engine was asked for drive {drive}",
+                why=f"it has {self._num_drives} drives, counted from 0",
+                remedy="use what its own `add_drive` gave",
+            )
 
     def replace_result(self, drive: DriveId, nth: int, result: int) -> None:
         """Test seam: the N-th attempt from now (1 is the next) ends with `result` instead.
@@ -290,12 +333,6 @@ def open_descriptor(path: str, flags: int) -> tuple[int, Access]:
         raise storage_error("a file could not be opened", number, path=path) from None
 
 
-def _native_file(file: IoFile) -> NativeFile:
-    if isinstance(file, NativeFile):
-        return file
-    raise _foreign("file", file)
-
-
 def _native_ticket(ticket: Ticket) -> NativeTicket:
     if isinstance(ticket, NativeTicket):
         return ticket
@@ -304,7 +341,7 @@ def _native_ticket(ticket: Ticket) -> NativeTicket:
 
 def _foreign(noun: str, thing: object) -> ScheduleError:
     return ScheduleError(
-        f"a native engine was given a {noun} of type {type(thing).__name__}",
+        f"a native engine was given a {noun} ({type(thing).__name__}) that is not its own",
         why="files and tickets belong to the engine that made them",
         remedy="use the engine that gave it",
     )

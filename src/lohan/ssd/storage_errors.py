@@ -57,6 +57,34 @@ _WHY_AND_REMEDY = {
         "it is there already",
         "remove it yourself if nothing needs it, or use another run id",
     ),
+    errno.ENAMETOOLONG: (
+        "the path, or one name in it, is longer than the filesystem allows",
+        "give a directory with a shorter path",
+    ),
+    errno.ELOOP: (
+        "a symbolic link stands where a file or directory of a run has to be",
+        "remove the link, or give the directory it leads to",
+    ),
+    errno.ENFILE: (
+        "the whole system has too many open files",
+        "close what else has files open, or raise fs.file-max",
+    ),
+    errno.ENOMEM: (
+        "the kernel has no memory left for the request",
+        "close what else uses memory, or lower the RAM budget",
+    ),
+    errno.EFAULT: (
+        "the memory of the request was given back before the request was done",
+        "keep a buffer until its ticket was waited for; this is a mistake in lohan",
+    ),
+    errno.ENODEV: (
+        "the drive is gone",
+        "look at the kernel log: it was removed, or reset itself after an error",
+    ),
+    errno.ENXIO: (
+        "the drive is gone",
+        "look at the kernel log: it was removed, or reset itself after an error",
+    ),
     errno.ENOTDIR: (
         "it is not a directory",
         "give the path of a directory",

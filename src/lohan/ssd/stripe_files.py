@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from lohan.errors import ConfigError, OutOfSpace, StorageError
+from lohan.errors import ConfigError, LohanError, OutOfSpace, StorageError
 from lohan.ssd.engine import DriveId, DriveSettings, IoEngine, IoFile
 from lohan.ssd.layout import StripeLayout
 from lohan.ssd.run_directory import RunDirectories
@@ -145,6 +145,39 @@ def find_files(
                 engine.close_file(opened)
         raise
     return files
+
+
+def refuse_files_out_of_place(engine: IoEngine, files: Sequence[IoFile | None]) -> None:
+    """Refuse to go on with a file whose path leads elsewhere: nobody would find its bytes again.
+
+    Raises:
+        StorageError: one was removed or replaced.
+    """
+    for file in files:
+        if file is not None and not engine.is_in_place(file):
+            raise storage_error(
+                "a file of this run was removed or replaced while it was in use",
+                errno.ENOENT,
+                path=file.path,
+            )
+
+
+def close_files(
+    engine: IoEngine, files: Sequence[IoFile | None], *, should_delete: bool
+) -> list[LohanError]:
+    """Close all files, and delete those still in place if asked; says what went wrong."""
+    errors: list[LohanError] = []
+    for file in files:
+        if file is None:
+            continue
+        try:
+            if should_delete:
+                engine.remove_file(file)
+            else:
+                engine.close_file(file)
+        except LohanError as error:
+            errors.append(error)
+    return errors
 
 
 def _find_file(

@@ -4,12 +4,11 @@ Owns the files of one stripe set and the books of their extents and checksums. K
 what an extent means is known above. Called by the stores; calls an `IoEngine`.
 """
 
-import errno
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lohan.errors import CheckpointError, ScheduleError, StorageError
+from lohan.errors import LohanError, ScheduleError, StorageError
 from lohan.ssd.allocator import Extent, ExtentAllocator, unknown_extent
 from lohan.ssd.checksums import ChecksumTable, checksum_stretches
 from lohan.ssd.engine import (
@@ -22,16 +21,18 @@ from lohan.ssd.engine import (
     refuse_unaligned,
 )
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
+from lohan.ssd.ranges_in_use import RangesInUse
 from lohan.ssd.run_directory import RunDirectories
-from lohan.ssd.storage_errors import storage_error
 from lohan.ssd.stripe_files import (
     add_drives,
+    close_files,
     find_files,
     grow_files,
     make_files,
+    refuse_files_out_of_place,
     refuse_wrong_count,
 )
-from lohan.ssd.striped_record import StripedRecord
+from lohan.ssd.striped_record import StripedRecord, refuse_bad_name
 from lohan.ssd.striped_ticket import StripedTicket, unverifiable
 
 
@@ -63,7 +64,7 @@ class StripedFile:
         # Growing may block on a filesystem, requests must not: it has a lock of its own.
         self._growing = threading.Lock()
         self._lock = threading.Lock()
-        self._unsettled: set[StripedTicket] = set()
+        self._in_use = RangesInUse(name)
         self._is_closed = False
 
     @classmethod
@@ -89,6 +90,7 @@ class StripedFile:
             OutOfSpace: the space is not there; nothing is left behind.
             StorageError: a file could not be made; nothing is left behind.
         """
+        refuse_bad_name(name)
         weights = [1.0] * len(run.paths) if weights is None else weights
         refuse_wrong_count("weights", weights, run.paths)
         layout = StripeLayout.plan(
@@ -124,13 +126,7 @@ class StripedFile:
         """
         record = StripedRecord.from_json(fields)
         name, layout = record.name, record.layout
-        if layout.num_drives != len(run.paths):
-            raise CheckpointError(
-                f"striped file {name!r} lies on {layout.num_drives} SSD directories, "
-                f"{len(run.paths)} are given",
-                why="every directory holds a part of every range",
-                remedy="give the directories the run was made with, in any order",
-            )
+        record.refuse_other_count(len(run.paths))
         drives = add_drives(engine, run.paths) if drives is None else drives
         refuse_wrong_count("drives", drives, run.paths)
         files = find_files(engine, run.paths, drives, name, layout)
@@ -202,9 +198,10 @@ class StripedFile:
         """Give an extent back for reuse; its requests must have been waited for."""
         with self._lock:
             self._refuse_if_closed()
-            self._refuse_unsettled("an extent was freed", extent.offset_bytes, extent.nbytes)
+            self._in_use.refuse_if_used("an extent was freed", extent.offset_bytes, extent.nbytes)
             self._allocator.free(extent)
-        self._checksums.forget(extent.offset_bytes, extent.nbytes)
+            # Under the lock: the next owner of the range must find nothing of the last one.
+            self._checksums.forget(extent.offset_bytes, extent.nbytes)
 
     def grow(self, capacity_bytes: int) -> None:
         """Reserve room up to at least `capacity_bytes`; extents stay where they are.
@@ -237,12 +234,13 @@ class StripedFile:
         Raises:
             StorageError: the range is unaligned, or is to be verified and has no checksum.
         """
-        ticket = self._ticket(Operation.READ, extent, offset_bytes, address, nbytes)
+        ticket = self._enter(Operation.READ, extent, offset_bytes, address, nbytes)
         if should_verify:
             ticket.expected = self._checksums.inside(ticket.offset_bytes, nbytes)
             if sum(stretch.nbytes for stretch in ticket.expected) != nbytes:
+                self._leave(ticket)
                 raise unverifiable(self._paths[0], ticket.offset_bytes, nbytes)
-        self._start_parts(Operation.READ, ticket, priority)
+        self._start_parts(ticket, priority)
         return ticket
 
     def start_write(
@@ -259,11 +257,9 @@ class StripedFile:
         May block: no (the checksum takes as long as reading the memory once). Owns until: the
         ticket was waited for, the memory belongs to the engine and must not change.
         """
-        ticket = self._ticket(Operation.WRITE, extent, offset_bytes, address, nbytes)
-        with self._lock:
-            self._refuse_unsettled("a write was started", ticket.offset_bytes, nbytes)
+        ticket = self._enter(Operation.WRITE, extent, offset_bytes, address, nbytes)
         self._checksums.forget(ticket.offset_bytes, nbytes)
-        self._start_parts(Operation.WRITE, ticket, priority)
+        self._start_parts(ticket, priority)
         if self._should_checksum:
             # Computed while the drives are already writing.
             ticket.written.extend(
@@ -278,15 +274,12 @@ class StripedFile:
             StorageError: a file was removed or replaced; what was written there is lost.
         """
         self._refuse_if_closed()
-        for file in self._files:
-            if file is not None and not self._engine.is_in_place(file):
-                raise storage_error(
-                    "a file of this run was removed or replaced while it was in use",
-                    errno.ENOENT,
-                    path=file.path,
-                )
-        ticket = StripedTicket(offset_bytes=0, asked_bytes=0, address=0)
-        self._start_parts(Operation.FLUSH, ticket, Priority.WRITE_BACK)
+        refuse_files_out_of_place(self._engine, self._files)
+        ticket = StripedTicket(operation=Operation.FLUSH, offset_bytes=0, asked_bytes=0, address=0)
+        with self._lock:
+            self._refuse_if_closed()
+            self._in_use.enter(ticket)
+        self._start_parts(ticket, Priority.WRITE_BACK)
         return ticket
 
     def is_done(self, ticket: StripedTicket) -> bool:
@@ -307,8 +300,7 @@ class StripedFile:
     def settle(self, ticket: StripedTicket) -> StorageError | None:
         """As `wait`, but gives the error back: for cleaning up after another one."""
         error = ticket.settle(self._engine, self._checksums, self._layout, self._paths)
-        with self._lock:
-            self._unsettled.discard(ticket)
+        self._leave(ticket)
         return error
 
     def close(self, *, should_delete: bool = False) -> None:
@@ -316,30 +308,33 @@ class StripedFile:
 
         Only files this object made or took over are deleted, and only if they are still the same.
         A second call does nothing.
+
+        Raises:
+            StorageError: a file could not be deleted, or a write that nobody waited for had failed
+                (which does not matter where files are deleted); all files are closed all the same.
         """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            unsettled = tuple(self._unsettled)
-            self._unsettled.clear()
+            unsettled = self._in_use.take_started()
+        errors: list[LohanError] = []
         for ticket in unsettled:
-            ticket.settle(self._engine, self._checksums, self._layout, self._paths)
-        for file in self._files:
-            if file is None:
+            try:
+                error = ticket.settle(self._engine, self._checksums, self._layout, self._paths)
+            except ScheduleError as failed:  # the engine is of another process
+                errors.append(failed)
                 continue
-            if should_delete:
-                self._engine.remove_file(file)
-            else:
-                self._engine.close_file(file)
+            if error is not None and ticket.operation is not Operation.READ and not should_delete:
+                errors.append(error)
+        errors += close_files(self._engine, self._files, should_delete=should_delete)
+        if errors:
+            raise errors[0]
 
-    def _ticket(
+    def _enter(
         self, operation: Operation, extent: Extent, offset_bytes: int, address: int, nbytes: int
     ) -> StripedTicket:
-        with self._lock:
-            self._refuse_if_closed()
-            if not self._allocator.holds(extent):
-                raise unknown_extent(extent)
+        """Check a request and take its range; nobody else can use the range from here on."""
         if offset_bytes < 0 or nbytes <= 0 or offset_bytes + nbytes > extent.nbytes:
             raise ScheduleError(
                 f"{nbytes} bytes at {offset_bytes} of {extent} were asked for",
@@ -349,19 +344,33 @@ class StripedFile:
             )
         # Checked for the whole range, so that no part of a bad request is ever started.
         refuse_unaligned(operation, self.name, extent.offset_bytes + offset_bytes, address, nbytes)
-        return StripedTicket(
-            offset_bytes=extent.offset_bytes + offset_bytes, asked_bytes=nbytes, address=address
+        ticket = StripedTicket(
+            operation=operation,
+            offset_bytes=extent.offset_bytes + offset_bytes,
+            asked_bytes=nbytes,
+            address=address,
         )
+        with self._lock:
+            self._refuse_if_closed()
+            if not self._allocator.holds(extent):
+                raise unknown_extent(extent)
+            self._in_use.enter(ticket)
+        return ticket
 
-    def _start_parts(self, operation: Operation, ticket: StripedTicket, priority: Priority) -> None:
+    def _leave(self, ticket: StripedTicket) -> None:
+        with self._lock:
+            self._in_use.leave(ticket)
+
+    def _start_parts(self, ticket: StripedTicket, priority: Priority) -> None:
         engine = self._engine
         try:
-            if operation is Operation.FLUSH:
+            if ticket.operation is Operation.FLUSH:
                 for file in self._files:
                     if file is not None:
                         ticket.parts.append(engine.start_flush(file))
             else:
-                start = engine.start_read if operation is Operation.READ else engine.start_write
+                is_read = ticket.operation is Operation.READ
+                start = engine.start_read if is_read else engine.start_write
                 for piece in self._layout.pieces(ticket.offset_bytes, ticket.asked_bytes):
                     file = self._files[piece.drive]
                     assert file is not None
@@ -371,23 +380,10 @@ class StripedFile:
                     )
         except BaseException:
             # The caller gets no ticket, so the memory must be free again when this is seen.
-            ticket.settle(engine, self._checksums, self._layout, self._paths)
+            self.settle(ticket)
             raise
         with self._lock:
-            self._unsettled.add(ticket)
-
-    def _refuse_unsettled(self, event: str, offset_bytes: int, nbytes: int) -> None:
-        """Refuse what must not meet a request in flight: its bytes, or its checksums, would mix."""
-        for ticket in self._unsettled:
-            end = ticket.offset_bytes + ticket.asked_bytes
-            if ticket.offset_bytes < offset_bytes + nbytes and offset_bytes < end:
-                raise ScheduleError(
-                    f"{event} over {nbytes} bytes at logical offset {offset_bytes} of "
-                    f"{self.name!r} while a request there was not waited for",
-                    why="which bytes end up there would be a matter of luck",
-                    remedy="wait for every ticket before its range is used again; this is a "
-                    "mistake in lohan",
-                )
+            self._in_use.mark_started(ticket)
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:

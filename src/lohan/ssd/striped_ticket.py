@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lohan.errors import Corrupt, StorageError
 from lohan.ssd.checksums import ChecksumTable, Stretch, checksum_memory
-from lohan.ssd.engine import IoEngine, Ticket
+from lohan.ssd.engine import IoEngine, Operation, Ticket
 from lohan.ssd.layout import StripeLayout
 
 
@@ -17,6 +17,7 @@ from lohan.ssd.layout import StripeLayout
 class StripedTicket:
     """The promise of one request to a striped file. See note "what a ticket promises"."""
 
+    operation: Operation
     offset_bytes: int
     """In the logical space."""
     asked_bytes: int

@@ -88,8 +88,8 @@ class _Comparison:
     def _end_stretch(self, stretch: Stretch) -> None:
         if self._running != stretch.checksum:
             raise corrupt(stretch, self._running, self._file.layout, self._file.paths)
-        for part in self._parts:
-            self._file.checksums.record(part)
+        # A write since the first of these reads has its own checksums: they must not be lost.
+        self._file.checksums.refine(stretch, tuple(self._parts))
         self._expected.pop()
         self._running = 0
         self._parts.clear()

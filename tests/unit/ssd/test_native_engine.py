@@ -12,8 +12,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lohan.errors import ConfigError, ScheduleError
-from lohan.ssd import Access, DriveSettings, NativeEngine, Priority, native_engine
+from lohan import _native
+from lohan.errors import ConfigError, DoesNotFit, HardwareError, ScheduleError
+from lohan.ssd import (
+    Access,
+    BufferPool,
+    DriveId,
+    DriveSettings,
+    NativeEngine,
+    Priority,
+    native_engine,
+)
 from support.ssd_engines import NATIVE, PAGE, Bench, make_engine, nothing_leaks, random_bytes
 
 MIB = 2**20
@@ -201,3 +210,47 @@ def test_a_hundred_thousand_requests_leave_nothing_behind(bench: Bench) -> None:
     counters = engine.counters(bench.drive)
     assert counters.num_started == counters.num_finished == 105_000
     assert counters.num_failed == 0
+
+
+def test_files_and_drives_of_another_engine_are_refused(bench: Bench) -> None:
+    other = make_engine(bench.engine.name)
+    try:
+        buffer = bench.buffer(PAGE)
+        with pytest.raises(ScheduleError, match="not its own"):
+            other.start_read(bench.file, 0, buffer.address, PAGE, Priority.PREFETCH)
+        with pytest.raises(ScheduleError, match="it has 0 drives"):
+            other.open_file(bench.file.path, drive=bench.drive)
+        with pytest.raises(ScheduleError, match="was asked for drive 7"):
+            bench.engine.counters(DriveId(7))
+    finally:
+        other.close()
+
+
+def test_a_drive_the_system_cannot_serve_says_so(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = NativeEngine(is_uring=False)
+
+    class Refusing:
+        def add_drive(self, **_: object) -> int:
+            raise OSError(errno.EMFILE, "eventfd: Too many open files")
+
+    native = engine._native
+    monkeypatch.setattr(engine, "_native", Refusing())
+    with pytest.raises(HardwareError, match="Too many open files"):
+        engine.add_drive(DriveSettings())
+    native.close()
+
+
+@pytest.mark.parametrize("nbytes", [2**63, 2**64 - 1, 2**64 - 4096])
+def test_a_size_beyond_the_address_space_never_becomes_a_small_mapping(nbytes: int) -> None:
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        _native.AlignedMemory(nbytes, False)
+    for too_much in (nbytes, 2**64, 2**80):
+        with pytest.raises(DoesNotFit, match="Cannot allocate memory"):
+            BufferPool(name="vast", slot_bytes=too_much, num_slots=1)
+
+
+def test_memory_of_no_bytes_is_refused() -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        _native.AlignedMemory(0, True)
