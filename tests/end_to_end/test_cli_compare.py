@@ -50,4 +50,4 @@ def test_nothing_fitting_is_a_plain_answer() -> None:
     ran = run_lohan(*WORDS, "--gpu", "1MiB", "--best-batch", "--policies", "lohan,gpu-only")
     assert ran.exit_code == 0
     assert "No policy fits." in ran.stdout
-    assert "none of the published baselines fits" in ran.stdout
+    assert "none of the published baselines compared here fits" in ran.stdout

@@ -182,8 +182,8 @@ def show_comparison(found: Comparison, console: Console) -> None:
     )
     console.print(f"{batch} x {workload.sequence} tokens, {clipping}; all times are simulated")
     best = found.best_baseline
-    columns = ["policy", "batch", "step", "tokens/s", "TFLOPS", "model TFLOPS", "written/step"]
-    columns += ["roofline", "tokens/s per k$", "speed-up"]
+    columns = ["policy", "batch", "step", "tokens/s", "TFLOPS", "of model", "written"]
+    columns += ["roofline", "per k$", "speed-up"]
     shown = table("", *columns, numbers=tuple(columns[1:]))
     shown.title = None
     for row in found.rows:
@@ -217,6 +217,10 @@ def show_comparison(found: Comparison, console: Console) -> None:
             f"speed-up is over {best.policy}, the fastest of the published baselines that fit "
             f"({', '.join(BASELINES)})"
         )
-    else:
-        console.print(f"none of the published baselines fits ({', '.join(BASELINES)})")
-    console.print("TFLOPS: the paper's count of 8 per nominal parameter and token")
+    elif any(row.policy in BASELINES for row in found.rows):
+        console.print("none of the published baselines compared here fits: no speed-up is given")
+    console.print(
+        "TFLOPS: the paper's count of 8 per nominal parameter and token; of model: what the model "
+        "itself needs\nwritten: to SSD per step; roofline: share of it that is reached; per k$: "
+        "tokens/s for each 1000 dollars"
+    )

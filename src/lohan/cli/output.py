@@ -1,6 +1,7 @@
 """How commands print: one console, one JSON form.
 
-Tables go to stdout as wide as the terminal, or as wide as they need when stdout is no terminal.
+Tables go to stdout as wide as the terminal, but never so narrow that numbers would be cut off: a
+terminal wraps what is too wide for it.
 """
 
 import json
@@ -10,14 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-_WIDTH_WITHOUT_TERMINAL = 120
+_WIDTH_WITHOUT_TERMINAL = 132
+_LEAST_WIDTH = 104
 
 
 def console() -> Console:
     """The console for tables; colours only in a terminal."""
     found = Console(highlight=False, emoji=False, markup=False)
-    if not found.is_terminal:
-        found = Console(highlight=False, emoji=False, markup=False, width=_WIDTH_WITHOUT_TERMINAL)
+    found.width = max(found.width, _LEAST_WIDTH) if found.is_terminal else _WIDTH_WITHOUT_TERMINAL
     return found
 
 

@@ -1,0 +1,37 @@
+"""Commands shown in the documents run as shown."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from support.command_line import run_lohan
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+COMMANDS = sorted(
+    {
+        command
+        for name in ("planning.md", "reproduction.md")
+        for command in re.findall(r"^(?:\$ |    )lohan (.+)$", (DOCS / name).read_text(), re.M)
+        # The shipped rows take long and have a test of their own.
+        if command != "reproduce"
+    }
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_in_a_document_runs(
+    command: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run_lohan(*shlex.split(command))
+    text = (DOCS / "planning.md").read_text()
+    is_no = "exit code 1:\n\n```console\n$ lohan " + command in text
+    assert ran.exit_code == int(is_no)
+    assert ran.stderr == ""
+
+
+def test_documents_show_commands() -> None:
+    assert len(COMMANDS) >= 5
