@@ -11,10 +11,20 @@ from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
 
 
-def settle(
+def settle(schedule: Schedule, machine: Machine, rates: DrivingRates) -> Schedule:
+    """The same tasks in the order a run at the machine's rates takes them.
+
+    Raises:
+        ScheduleError: if the tasks cannot all run.
+    """
+    return settle_and_time(schedule, machine, rates)[0]
+
+
+def settle_and_time(
     schedule: Schedule, machine: Machine, rates: DrivingRates
 ) -> tuple[Schedule, ClockResult]:
-    """The same tasks in the order a run at the machine's rates takes them, and when it did.
+    """The same tasks in the order a run at the machine's rates takes them, and when it did: a replay of the
+    settled schedule gives the same times.
 
     Raises:
         ScheduleError: if the tasks cannot all run.

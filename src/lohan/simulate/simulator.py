@@ -13,7 +13,7 @@ from lohan.schedule.task import Compute, Move, Schedule
 from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
 from lohan.simulate.result import SimulatedStep
-from lohan.simulate.settle import settle
+from lohan.simulate.settle import settle_and_time
 from lohan.vocabulary import ComputeKind, Lane, Tier
 
 NUM_STEPS = 5
@@ -46,7 +46,7 @@ def _settled(plan: Plan, machine: Machine, num_steps: int) -> tuple[Schedule, Cl
     # With a barrier every step begins when the one before has ended: two steps show them all.
     schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else num_steps)
     check_serial(schedule)
-    schedule, times = settle(schedule, machine, plan.system.rates)
+    schedule, times = settle_and_time(schedule, machine, plan.system.rates)
     check_schedule(schedule, plan)
     return schedule, times
 
