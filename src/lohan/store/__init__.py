@@ -1,0 +1,54 @@
+"""States, waiting gradients and swapped activations of blocks, in RAM and on SSD. No schedule."""
+
+from lohan.store.activations import ActivationKey, ActivationStore
+from lohan.store.counters import StoreCounters
+from lohan.store.gradients import GradientStore
+from lohan.store.layout import (
+    GRAIN,
+    TRAINABLE_PARTS,
+    BlockLayout,
+    ByteRange,
+    ComputeFormat,
+    Part,
+    StateLayout,
+    TensorEntry,
+    TensorPlace,
+)
+from lohan.store.manifest import CopiesInDoubt, Manifest
+from lohan.store.manifest_search import FoundManifest, find_manifest
+from lohan.store.opening import StateStoreWarning, create_states, open_states
+from lohan.store.residents import MIN_SCRATCH_BYTES, SCRATCH_BYTES, resident_bytes
+from lohan.store.slots import BlockState, SlotCount
+from lohan.store.states import StateStore
+from lohan.store.tickets import HostMemory, StoreTicket
+
+__all__ = [
+    "GRAIN",
+    "MIN_SCRATCH_BYTES",
+    "SCRATCH_BYTES",
+    "TRAINABLE_PARTS",
+    "ActivationKey",
+    "ActivationStore",
+    "BlockLayout",
+    "BlockState",
+    "ByteRange",
+    "ComputeFormat",
+    "CopiesInDoubt",
+    "FoundManifest",
+    "GradientStore",
+    "HostMemory",
+    "Manifest",
+    "Part",
+    "SlotCount",
+    "StateLayout",
+    "StateStore",
+    "StateStoreWarning",
+    "StoreCounters",
+    "StoreTicket",
+    "TensorEntry",
+    "TensorPlace",
+    "create_states",
+    "find_manifest",
+    "open_states",
+    "resident_bytes",
+]

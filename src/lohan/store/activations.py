@@ -1,0 +1,275 @@
+"""Swapped operator outputs: from a RAM buffer to SSD during forward, and back before backward.
+
+Owns the SSD room, reserved once and used anew every step, and where each output lies. The buffers
+are the caller's: leased here in exact sizes against a budget, or its own. Which outputs are
+swapped is the plan's choice. Nothing here survives the process. Called by the runtime's lanes.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lohan.errors import ScheduleError, StorageError
+from lohan.ssd import (
+    ALIGNMENT_BYTES,
+    CHUNK_BYTES,
+    Buffer,
+    BufferPool,
+    DriveId,
+    Extent,
+    IoEngine,
+    Operation,
+    Priority,
+    RunDirectories,
+    StripedTicket,
+)
+from lohan.store.counters import StoreCounters, Tally
+from lohan.store.rewording import named_error
+from lohan.store.scratch_file import make_scratch_file
+from lohan.store.tickets import HostMemory, StoreTicket, refuse_small_memory
+from lohan.units import format_bytes
+from lohan.vocabulary import BlockId
+
+ACTIVATIONS_NAME = "activations"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ActivationKey:
+    """Which output: of which operator, in which block, micro-batch and step."""
+
+    step: int
+    micro_batch: int
+    block: BlockId
+    operator: int
+    """Ordinal of the operator in the block's forward."""
+
+    def __str__(self) -> str:
+        return (
+            f"output {self.operator} of block {self.block} (micro-batch {self.micro_batch}, step "
+            f"{self.step})"
+        )
+
+
+class ActivationStore:
+    """Bytes by key. All methods: run on any thread; only `wait` and `close` may block.
+
+    Args:
+        capacity_bytes: SSD room for all outputs that are swapped at one time, in whole pages.
+        ram_budget_bytes: what leased buffers may have together.
+
+    Raises:
+        OutOfSpace, StorageError: there is no room; nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectories,
+        *,
+        engine: IoEngine,
+        capacity_bytes: int,
+        ram_budget_bytes: int | None = None,
+        drives: Sequence[DriveId] | None = None,
+        weights: Sequence[float] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._file = make_scratch_file(
+            run,
+            ACTIVATIONS_NAME,
+            engine=engine,
+            drives=drives,
+            weights=weights,
+            capacity_bytes=capacity_bytes,
+            chunk_bytes=chunk_bytes,
+        )
+        self._pool = BufferPool(name="swapped activations", slot_bytes=1, num_slots=0)
+        self._budget_bytes = ram_budget_bytes
+        self._tally = Tally()
+        self._lock = threading.Lock()
+        self._extents: dict[ActivationKey, tuple[Extent, int]] = {}
+        self._buffers: set[Buffer] = set()
+
+    @property
+    def ram_held_bytes(self) -> int:
+        """Bytes of the buffers that are out."""
+        return self._pool.in_use_bytes
+
+    @property
+    def counters(self) -> StoreCounters:
+        """SSD traffic so far."""
+        return self._tally.counters
+
+    def lease(self, nbytes: int) -> Buffer:
+        """A buffer of exactly `nbytes`, in whole pages; give it to `take_back`. May block: no.
+
+        Raises:
+            ScheduleError: the budget would be exceeded: the schedule frees buffers too late.
+        """
+        rounded = _whole_pages(nbytes)
+        with self._lock:
+            held = self._pool.in_use_bytes
+            if self._budget_bytes is not None and held + rounded > self._budget_bytes:
+                raise ScheduleError(
+                    f"a buffer of {format_bytes(rounded)} for an activation was asked for with "
+                    f"{format_bytes(held)} of {format_bytes(self._budget_bytes)} in use",
+                    why="leasing never waits: the schedule has to order a lease after what makes "
+                    "room for it",
+                    remedy="plan more RAM for activations or add the missing dependency; this is "
+                    "a mistake in lohan",
+                )
+            buffer = self._pool.allocate(rounded)
+            self._buffers.add(buffer)
+            return buffer
+
+    def take_back(self, buffer: Buffer) -> None:
+        """End a lease."""
+        with self._lock:
+            self._pool.take_back(buffer)
+            self._buffers.discard(buffer)
+
+    def start_put(
+        self,
+        key: ActivationKey,
+        memory: HostMemory,
+        nbytes: int,
+        *,
+        offset_bytes: int = 0,
+        priority: Priority = Priority.WRITE_BACK,
+    ) -> StoreTicket:
+        """Write an output to SSD. May block: no.
+
+        Owns until: the ticket was waited for, the memory's pages are the store's.
+
+        Raises:
+            OutOfSpace: the reserved room is used up.
+            ScheduleError: the key is in use, or the memory too small.
+        """
+        refuse_small_memory(str(key), memory, offset_bytes, _whole_pages(nbytes))
+        with self._lock:
+            if key in self._extents:
+                raise ScheduleError(
+                    f"{key} was put twice",
+                    why="the first one would be lost",
+                    remedy="drop it first; this is a mistake in lohan",
+                )
+            extent = self._file.allocate(nbytes)
+            self._extents[key] = extent, nbytes
+        try:
+            striped = self._file.start_write(
+                extent,
+                address=memory.address + offset_bytes,
+                nbytes=extent.nbytes,
+                priority=priority,
+            )
+        except BaseException:
+            self.drop(key)
+            raise
+        self._tally.add(written_bytes=extent.nbytes)
+        return self._ticket(Operation.WRITE, key, memory, offset_bytes, extent, nbytes, striped)
+
+    def start_get(
+        self,
+        key: ActivationKey,
+        memory: HostMemory,
+        *,
+        offset_bytes: int = 0,
+        priority: Priority = Priority.PREFETCH,
+    ) -> StoreTicket:
+        """Read an output back, compared with its checksum. May block: no.
+
+        The put must have been waited for. Owns until: the ticket was waited for, the memory's
+        pages are the store's.
+        """
+        with self._lock:
+            extent, nbytes = self._find(key)
+        refuse_small_memory(str(key), memory, offset_bytes, extent.nbytes)
+        striped = self._file.start_read(
+            extent,
+            address=memory.address + offset_bytes,
+            nbytes=extent.nbytes,
+            priority=priority,
+            should_verify=True,
+        )
+        self._tally.add(read_bytes=extent.nbytes, verified_bytes=extent.nbytes)
+        return self._ticket(Operation.READ, key, memory, offset_bytes, extent, nbytes, striped)
+
+    def is_done(self, ticket: StoreTicket) -> bool:
+        """Whether `wait` would not block. May block: no."""
+        return ticket.striped is None or self._file.is_done(ticket.striped)
+
+    def wait(self, ticket: StoreTicket) -> None:
+        """Wait for a request. Twice is fine.
+
+        Raises:
+            StorageError: it failed, or what was read is not what was put.
+        """
+        error = self.settle(ticket)
+        if error is not None:
+            raise error
+
+    def settle(self, ticket: StoreTicket) -> StorageError | None:
+        """As `wait`, but gives the error back."""
+        if ticket.striped is None:
+            return None
+        error = self._file.settle(ticket.striped)
+        return named_error(error, ticket.what) if error is not None else None
+
+    def drop(self, key: ActivationKey) -> None:
+        """Forget an output; its requests must have been waited for. May block: no."""
+        with self._lock:
+            extent, _ = self._find(key)
+            self._file.free(extent)
+            del self._extents[key]
+
+    def drop_step(self, step: int) -> None:
+        """Forget all outputs of a step: its room is free for the next one."""
+        with self._lock:
+            keys = [key for key in self._extents if key.step == step]
+        for key in keys:
+            self.drop(key)
+
+    def close(self) -> None:
+        """Finish what was started, delete the file, take all buffers back. Twice is fine."""
+        self._file.close(should_delete=True)
+        with self._lock:
+            for buffer in self._buffers:
+                self._pool.take_back(buffer)
+            self._buffers.clear()
+            self._extents.clear()
+        self._pool.close()
+
+    def _find(self, key: ActivationKey) -> tuple[Extent, int]:
+        if key not in self._extents:
+            raise ScheduleError(
+                f"{key} was asked for",
+                why="it was never put, or was dropped",
+                remedy="put before get, drop after the last one; this is a mistake in lohan",
+            )
+        return self._extents[key]
+
+    def _ticket(
+        self,
+        operation: Operation,
+        key: ActivationKey,
+        memory: HostMemory,
+        offset_bytes: int,
+        extent: Extent,
+        nbytes: int,
+        striped: StripedTicket,
+    ) -> StoreTicket:
+        return StoreTicket(
+            what=str(key),
+            operation=operation,
+            memory=memory,
+            offset_bytes=offset_bytes,
+            nbytes=extent.nbytes,
+            num_elements=nbytes,
+            dtype=torch.uint8,
+            key=key,
+            striped=striped,
+        )
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,117 @@
+"""Tensors out of the store: fp32 masters and moments, one tensor at a time.
+
+Owns cutting a tensor's positions into pages, reading ahead of nothing (it is for exports and
+tests), and rebuilding masters. Called through `StateStore.masters` and `moments`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lohan import _native
+from lohan.ssd import ALIGNMENT_BYTES, Buffer
+from lohan.store.layout import GRAIN, ComputeFormat, Part, TensorPlace
+from lohan.store.tickets import StoreTicket
+from lohan.vocabulary import BlockId
+
+if TYPE_CHECKING:
+    from lohan.store.states import StateStore
+
+
+def read_masters(store: "StateStore", scratch: Buffer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and fp32 master of every tensor, block by block. May block: yes."""
+    is_split = store.layout.compute_format is ComputeFormat.BF16
+    trainable = (Part.P16, Part.LO16, Part.V32) if is_split else (Part.P32,)
+    for number, block in enumerate(store.layout.blocks):
+        for place in block.places:
+            parts = trainable if place.entry.is_trainable else (Part.FROZEN16,)
+            master = torch.empty(place.entry.num_parameters, dtype=torch.float32)
+            for pieces, target in _pieces(store, BlockId(number), place, parts, scratch, [master]):
+                _rebuild(store.layout.compute_format, pieces, target[0])
+            yield place.entry.name, master.view(place.entry.shape)
+
+
+def read_moments(
+    store: "StateStore", scratch: Buffer
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Name, m and v of every trainable tensor; v without the tie in its sign. May block: yes."""
+    for number, block in enumerate(store.layout.blocks):
+        for place in block.places:
+            if not place.entry.is_trainable:
+                continue
+            count = place.entry.num_parameters
+            m, v = torch.empty(count), torch.empty(count)
+            parts = (Part.M32, Part.V32)
+            for pieces, targets in _pieces(store, BlockId(number), place, parts, scratch, [m, v]):
+                targets[0].copy_(pieces[0])
+                targets[1].copy_(pieces[1].abs())
+            yield place.entry.name, m.view(place.entry.shape), v.view(place.entry.shape)
+
+
+def _pieces(
+    store: "StateStore",
+    block: BlockId,
+    place: TensorPlace,
+    parts: Sequence[Part],
+    scratch: Buffer,
+    outputs: Sequence[torch.Tensor],
+) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """The parts of a tensor piece by piece, with the piece of each output they belong to."""
+    layout = store.layout.block(block)
+    room_bytes = scratch.nbytes // len(parts) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    num_positions = room_bytes // 4 // GRAIN * GRAIN
+    position = place.begin
+    while position < place.end:
+        begin = position // GRAIN * GRAIN
+        end = min(begin + num_positions, layout.num_positions(parts[0]))
+        if end >= place.end:
+            end = min(-(-place.end // GRAIN) * GRAIN, layout.num_positions(parts[0]))
+        after = min(end, place.end)
+        tickets: list[StoreTicket] = []
+        try:
+            for number, part in enumerate(parts):
+                tickets.append(
+                    store.start_read(
+                        block, part, begin, end, scratch, offset_bytes=number * room_bytes
+                    )
+                )
+            for ticket in tickets:
+                store.wait(ticket)
+        finally:
+            for ticket in tickets:
+                store.settle(ticket)
+        inside = slice(position - begin, after - begin)
+        outside = slice(position - place.begin, after - place.begin)
+        yield (
+            [ticket.tensor()[inside] for ticket in tickets],
+            [output[outside] for output in outputs],
+        )
+        position = after
+
+
+def _rebuild(
+    compute_format: ComputeFormat, pieces: Sequence[torch.Tensor], target: torch.Tensor
+) -> None:
+    count = target.numel()
+    if len(pieces) == 3:
+        p16, lo16, v32 = pieces
+        _native.join_masters(
+            p16=p16.data_ptr(),
+            lo16=lo16.data_ptr(),
+            v32=v32.data_ptr(),
+            p32=target.data_ptr(),
+            num_elements=count,
+            num_threads=1,
+        )
+    elif pieces[0].dtype is torch.float32:
+        target.copy_(pieces[0])
+    else:
+        _native.convert(
+            source=pieces[0].data_ptr(),
+            source_format=compute_format.value,
+            target=target.data_ptr(),
+            target_format="fp32",
+            num_elements=count,
+            num_threads=1,
+        )

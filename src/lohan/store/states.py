@@ -1,0 +1,387 @@
+"""The states of all blocks, in RAM and on SSD, sealed as one from time to time.
+
+Owns the state file, the resident parts and the books of every block's slots, and with them the
+promise that what was sealed is never overwritten. Knows tensors and blocks, no schedule: when to
+read, update and seal is the caller's. Called by the runtime's lanes and by checkpoints.
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from lohan.errors import ScheduleError, StorageError
+from lohan.ssd import Operation, Priority, StripedTicket
+from lohan.store.counters import StoreCounters
+from lohan.store.initial import fill_states
+from lohan.store.layout import ByteRange, ComputeFormat, Part
+from lohan.store.manifest import Manifest
+from lohan.store.masters import read_masters, read_moments
+from lohan.store.residents import Residents
+from lohan.store.sealing import SealBook, verifiable_homes, verify_homes
+from lohan.store.slots import BlockSlots, BlockState, SlotCount
+from lohan.store.state_file import Home, StateFile, home_of
+from lohan.store.tickets import HostMemory, StoreTicket, refuse_small_memory
+from lohan.vocabulary import BlockId
+
+_DTYPES = {
+    Part.LO16: torch.int16,
+    Part.P32: torch.float32,
+    Part.M32: torch.float32,
+    Part.V32: torch.float32,
+}
+_COMPUTE_DTYPES = {ComputeFormat.BF16: torch.bfloat16, ComputeFormat.FP16: torch.float16}
+
+
+class StateStore:
+    """Parts of blocks by position. Made by `create_states` and `open_states`; close it.
+
+    All methods: run on any thread. `wait`, `finish_update`, `fill`, `seal`, `verify`, `close` and
+    reading masters may block. See the note "slots of a block" for what may follow what.
+    """
+
+    def __init__(
+        self,
+        *,
+        file: StateFile,
+        residents: Residents,
+        slots: Mapping[BlockId, BlockSlots],
+        slot_count: SlotCount,
+        seals: SealBook,
+        should_verify_reads: bool,
+    ) -> None:
+        self.layout = file.layout
+        self.slot_count = slot_count
+        self._file = file
+        self._residents = residents
+        self._slots = dict(slots)
+        self._seals = seals
+        self._should_verify_reads = should_verify_reads
+        self._lock = threading.Lock()
+        self._writes: dict[BlockId, list[StoreTicket]] = {block: [] for block in self._slots}
+        self._is_sealing = False
+
+    @property
+    def sealed(self) -> Manifest | None:
+        """The last seal: its step, its metadata."""
+        return self._seals.last
+
+    @property
+    def counters(self) -> StoreCounters:
+        """SSD traffic so far."""
+        return self._file.tally.counters
+
+    @property
+    def ram_held_bytes(self) -> int:
+        """RAM leased now; never above the budget."""
+        return self._residents.held_bytes
+
+    @property
+    def ram_peak_bytes(self) -> int:
+        """Most RAM ever leased."""
+        return self._residents.peak_bytes
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The file of each drive."""
+        return self._file.paths
+
+    def state_of(self, block: BlockId) -> BlockState:
+        """See the note "slots of a block"."""
+        with self._lock:
+            return self._books_of(block).state
+
+    def is_resident(self, block: BlockId, part: Part) -> bool:
+        """Whether a part lives in RAM."""
+        return self._residents.find(block, part) is not None
+
+    def dtype_of(self, part: Part) -> torch.dtype:
+        """Of the elements of a part."""
+        return _DTYPES.get(part, _COMPUTE_DTYPES[self.layout.compute_format])
+
+    def start_read(
+        self,
+        block: BlockId,
+        part: Part,
+        begin: int,
+        end: int,
+        memory: HostMemory | None = None,
+        *,
+        offset_bytes: int = 0,
+        priority: Priority = Priority.PREFETCH,
+    ) -> StoreTicket:
+        """Read positions [begin, end) of a part, as they were before an update that is going on.
+
+        A resident part needs no memory: its ticket is done and shows the store's own, which an
+        update changes in place (and then gives to `start_write`).
+
+        May block: no. Owns until: the ticket was waited for, the memory's pages are the store's.
+
+        Raises:
+            ScheduleError: the range, the memory or the moment is wrong.
+            CheckpointError: the block is torn.
+        """
+        where = self.layout.block(block).byte_range(part, begin, end)
+        with self._lock:
+            books = self._books_of(block)
+            books.refuse_read(part, begin, end)
+            home = home_of(block, part, books.current_slot)
+        resident = self._residents.find(block, part)
+        if resident is not None:
+            at = where.offset_bytes
+            return self._ticket(Operation.READ, home, begin, end, where, resident, at, None)
+        if memory is None:
+            raise _without_memory(self._file.describe(home))
+        refuse_small_memory(self._file.describe(home), memory, offset_bytes, where.nbytes)
+        striped = self._file.start_read(
+            home,
+            where,
+            address=memory.address + offset_bytes,
+            priority=priority,
+            should_verify=self._should_verify_reads,
+        )
+        return self._ticket(Operation.READ, home, begin, end, where, memory, offset_bytes, striped)
+
+    def begin_update(self, block: BlockId) -> None:
+        """Say that every part of a block is about to be written. May block: no.
+
+        Raises:
+            ScheduleError: the block is empty, frozen or being updated, or a seal is going on.
+            CheckpointError: the block is torn, or a seal failed.
+        """
+        with self._lock:
+            self._seals.refuse_if_failed()
+            if self._is_sealing:
+                raise ScheduleError(
+                    f"an update of block {block} began during a seal",
+                    why="the seal would hold a mix of two steps",
+                    remedy="order updates after the seal; this is a mistake in lohan",
+                )
+            self._books_of(block).begin_update()
+
+    def start_write(
+        self,
+        block: BlockId,
+        part: Part,
+        begin: int,
+        end: int,
+        memory: HostMemory,
+        *,
+        offset_bytes: int = 0,
+        priority: Priority = Priority.WRITE_BACK,
+    ) -> StoreTicket:
+        """Write positions [begin, end) of a part to the block's working slot.
+
+        For a resident part the ticket is done at once; memory that is the part's own is taken as
+        it is, other memory is copied. Bytes behind the last position of a part are made zero.
+
+        May block: no. Owns until: the ticket was waited for, the memory's pages are the store's
+        and must not change.
+
+        Raises:
+            ScheduleError: no update is going on, or the range was written by it before.
+        """
+        where = self.layout.block(block).byte_range(part, begin, end)
+        with self._lock:
+            books = self._books_of(block)
+            home = home_of(block, part, books.working_slot)
+            refuse_small_memory(self._file.describe(home), memory, offset_bytes, where.nbytes)
+            books.enter_write(part, begin, end)
+        address = memory.address + offset_bytes
+        used_bytes = (end - begin) * part.bytes_per_parameter
+        ctypes.memset(address + used_bytes, 0, where.nbytes - used_bytes)
+        resident = self._residents.find(block, part)
+        if resident is not None:
+            inside = resident.address + where.offset_bytes
+            if inside != address:
+                ctypes.memmove(inside, address, where.nbytes)
+            at = where.offset_bytes
+            return self._ticket(Operation.WRITE, home, begin, end, where, resident, at, None)
+        try:
+            striped = self._file.start_write(home, where, address=address, priority=priority)
+        except BaseException as error:
+            with self._lock:
+                books.tear(f"a write of {part} could not be started ({type(error).__name__})")
+            raise
+        ticket = self._ticket(
+            Operation.WRITE, home, begin, end, where, memory, offset_bytes, striped
+        )
+        with self._lock:
+            self._writes[block].append(ticket)
+        return ticket
+
+    def is_done(self, ticket: StoreTicket) -> bool:
+        """Whether `wait` would not block. May block: no."""
+        return ticket.striped is None or self._file.is_done(ticket.striped)
+
+    def wait(self, ticket: StoreTicket) -> None:
+        """Wait for a request; its memory is the caller's again when this ends. Twice is fine.
+
+        Raises:
+            StorageError: it failed. A failed write leaves the block torn.
+            Corrupt: what was read is not what was written.
+        """
+        error = self.settle(ticket)
+        if error is not None:
+            raise error
+
+    def settle(self, ticket: StoreTicket) -> StorageError | None:
+        """As `wait`, but gives the error back: for cleaning up after another one."""
+        if ticket.striped is None:
+            return None
+        error = self._file.settle(ticket.striped, ticket.what)
+        if ticket.operation is Operation.WRITE:
+            block = ticket.key
+            assert isinstance(block, int)
+            block = BlockId(block)
+            with self._lock:
+                if ticket in self._writes[block]:
+                    self._writes[block].remove(ticket)
+                    if error is not None:
+                        self._books_of(block).tear(f"a write failed: {error.what}")
+        return error
+
+    def finish_update(self, block: BlockId) -> None:
+        """Wait for the writes of an update: from now on reads give its values. May block: yes.
+
+        Raises:
+            StorageError: a write failed; the block is torn.
+            ScheduleError: a range of a part was not written; the block is torn.
+        """
+        with self._lock:
+            writes = tuple(self._writes[block])
+        errors = [error for error in map(self.settle, writes) if error is not None]
+        if errors:
+            raise errors[0]
+        with self._lock:
+            self._books_of(block).finish_update()
+
+    def fill(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take in the first values: every tensor once, in any order, one in RAM at a time.
+
+        fp32, bf16 and fp16 are taken; masters are exact, moments zero. Not sealed by this.
+
+        Raises:
+            ConfigError: a name is unknown, twice or missing, or a shape or type is wrong; the store
+                is as empty as before and can be filled again.
+            StorageError: a write failed; likewise.
+        """
+        with self._lock:
+            for books in self._slots.values():
+                books.refuse_fill()
+        with self._residents.scratch() as scratch:
+            fill_states(self._file, self._residents, tensors, scratch)
+        with self._lock:
+            for books in self._slots.values():
+                books.finish_fill()
+
+    def masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor's name and fp32 master (frozen ones widened), block by block, streaming."""
+        with self._residents.scratch() as scratch:
+            yield from read_masters(self, scratch)
+
+    def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Name, first and second moment of every trainable tensor, streaming."""
+        with self._residents.scratch() as scratch:
+            yield from read_moments(self, scratch)
+
+    def seal(self, *, step: int, metadata: Mapping[str, Any] | None = None) -> Manifest:
+        """Make the current state of all blocks the one a later `open_states` finds. Blocks.
+
+        Parts in RAM are written, files flushed, and the manifest replaced in every directory. A
+        process that ends at any instant of it leaves this seal or the one before, whole.
+
+        Raises:
+            CheckpointError: a block is torn or empty, or an earlier seal failed.
+            ScheduleError: an update is going on.
+            ConfigError: the metadata is not plain JSON; can be tried again.
+            OutOfSpace, StorageError: the seal before is still the one. If only writing the
+                manifest failed it can be tried again, else the run has to be opened again.
+            CopiesInDoubt: this seal or the one before; opening the run tells.
+        """
+        with self._lock:
+            self._seals.refuse_if_failed()
+            for books in self._slots.values():
+                books.refuse_seal()
+            if self._is_sealing:
+                raise ScheduleError(
+                    "a seal began during another one",
+                    why="there is one manifest",
+                    remedy="order them; this is a mistake in lohan",
+                )
+            self._is_sealing = True
+        try:
+            return self._seals.seal(
+                self._file, self._residents, self._slots, step=step, metadata=metadata or {}
+            )
+        finally:
+            self._is_sealing = False
+
+    def verify(self) -> None:
+        """Compare every byte that is sealed, or current and on SSD, with its checksum. Blocks.
+
+        Raises:
+            Corrupt: naming block, part, file and offset.
+        """
+        with self._lock:
+            wanted = verifiable_homes(self._file, self._residents, self._slots, self.sealed)
+        verify_homes(self._file, self._residents, wanted)
+
+    def close(self, *, should_delete: bool = False) -> None:
+        """Finish what was started and let everything go; delete the run's states if asked.
+
+        What was not sealed is lost. Twice is fine. May block: yes.
+        """
+        if should_delete:
+            self._seals.remove()
+        self._file.close(should_delete=should_delete)
+        self._residents.close()
+
+    def __enter__(self) -> "StateStore":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _books_of(self, block: BlockId) -> BlockSlots:
+        self.layout.block(block)
+        return self._slots[block]
+
+    def _ticket(
+        self,
+        operation: Operation,
+        home: Home,
+        begin: int,
+        end: int,
+        where: ByteRange,
+        memory: HostMemory,
+        offset_bytes: int,
+        striped: StripedTicket | None,
+    ) -> StoreTicket:
+        return StoreTicket(
+            what=f"positions [{begin}, {end}) of {self._file.describe(home)}",
+            operation=operation,
+            memory=memory,
+            offset_bytes=offset_bytes,
+            nbytes=where.nbytes,
+            num_elements=end - begin,
+            dtype=self.dtype_of(home[2]),
+            key=home[0],
+            striped=striped,
+        )
+
+
+def _without_memory(what: str) -> ScheduleError:
+    return ScheduleError(
+        f"{what} was read without memory to read it to",
+        why="it lies on SSD",
+        remedy="lease a buffer for parts that are not resident; this is a mistake in lohan",
+    )
