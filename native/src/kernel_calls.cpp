@@ -21,6 +21,13 @@ struct Array {
     std::size_t element_bytes;
 };
 
+bool overlap(const void *first, std::size_t first_bytes, const void *second,
+             std::size_t second_bytes) {
+    const auto a = reinterpret_cast<std::uintptr_t>(first);
+    const auto b = reinterpret_cast<std::uintptr_t>(second);
+    return a < b + second_bytes && b < a + first_bytes;
+}
+
 [[noreturn]] void refuse(const std::string &what) { throw std::invalid_argument(what); }
 
 // Null, misaligned or overlapping arrays would be undefined behaviour in the loops.
@@ -36,9 +43,8 @@ void check_arrays(std::initializer_list<Array> arrays, std::size_t num_elements)
                    std::to_string(array.element_bytes) + " bytes, its element size");
         for (const Array &other : arrays) {
             if (&other == &array) break;
-            const auto other_address = reinterpret_cast<std::uintptr_t>(other.start);
-            if (address < other_address + num_elements * other.element_bytes &&
-                other_address < address + num_elements * array.element_bytes)
+            if (overlap(array.start, num_elements * array.element_bytes, other.start,
+                        num_elements * other.element_bytes))
                 refuse(std::string(other.name) + " and " + array.name + " overlap in memory");
         }
     }
@@ -124,6 +130,8 @@ std::uint64_t sum_of_squares(const void *grad, Format format, std::size_t num_el
     check_arrays({{"grad", grad, bytes_of(format)}}, num_elements);
     const std::size_t num_leaves = (num_elements + leaf_elements - 1) / leaf_elements;
     check_arrays({{"leaf_sums", leaf_sums, 8}}, num_leaves);
+    if (overlap(grad, num_elements * bytes_of(format), leaf_sums, num_leaves * sizeof(double)))
+        refuse("grad and leaf_sums overlap in memory");
     const auto sum = kernels.sum_of_squares[static_cast<int>(format)];
     static_assert(piece_elements % leaf_elements == 0, "pieces are cut at leaf boundaries");
     std::atomic<std::uint64_t> num_nonfinite{0};

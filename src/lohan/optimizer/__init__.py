@@ -12,7 +12,7 @@ from lohan.optimizer.gradient_norm import (
     sum_of_squares,
 )
 from lohan.optimizer.masters import convert, join_masters, split_masters
-from lohan.optimizer.memory import MemoryRange, NumberFormat
+from lohan.optimizer.memory import MemoryRange, NumberFormat, available_isas
 from lohan.optimizer.settings import (
     AdamWSettings,
     StepScalars,
@@ -30,6 +30,7 @@ __all__ = [
     "SplitState",
     "StepScalars",
     "UpdateRange",
+    "available_isas",
     "combine_leaf_sums",
     "convert",
     "join_masters",

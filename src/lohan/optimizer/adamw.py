@@ -67,7 +67,7 @@ def update_split(
         grad_scale: every gradient is multiplied by it first.
         ranges: rates per part of the chunk; elements in no range are left as they are.
         num_threads: threads to use at most.
-        isa: one of `_native.available_kernel_isas()`; None is the best one.
+        isa: one of `available_isas()`; None is the best one.
 
     Raises:
         ConfigError: if arrays or numbers do not fit the kernel; nothing has been changed then.

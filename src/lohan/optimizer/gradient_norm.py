@@ -7,7 +7,13 @@ its own part of one array of leaf sums. What the norm is used for is the caller'
 
 from lohan import _native
 from lohan.errors import ConfigError
-from lohan.optimizer.memory import Array, NumberFormat, call_native, memory_of
+from lohan.optimizer.memory import (
+    Array,
+    NumberFormat,
+    call_native,
+    memory_of,
+    refused_arrays,
+)
 
 LEAF_ELEMENTS = _native.LEAF_ELEMENTS
 """Elements per leaf. A chunk starts at a multiple of it."""
@@ -35,10 +41,10 @@ def sum_of_squares(
         grad: bf16, fp16 or fp32, starting at a leaf boundary of the whole gradient.
         leaf_sums: fp64, `num_leaves(len(grad))` elements.
         num_threads: threads to use at most.
-        isa: one of `_native.available_kernel_isas()`; None is the best one.
+        isa: one of `available_isas()`; None is the best one.
 
     Raises:
-        ConfigError: if an array is of another format or length.
+        ConfigError: if an array is of another format or length, or they share memory.
     """
     grads = memory_of(
         grad, name="grad", allowed=(NumberFormat.BF16, NumberFormat.FP16, NumberFormat.FP32)
@@ -69,4 +75,7 @@ def combine_leaf_sums(leaf_sums: Array) -> float:
     each half summed the same way.
     """
     sums = memory_of(leaf_sums, name="leaf_sums", allowed=(NumberFormat.FP64,))
-    return _native.combined_leaf_sums(leaf_sums=sums.address, num_leaves=sums.num_elements)
+    try:
+        return _native.combined_leaf_sums(leaf_sums=sums.address, num_leaves=sums.num_elements)
+    except ValueError as error:
+        raise refused_arrays(error) from error

@@ -51,6 +51,14 @@ _RAW_16_BIT_DTYPES = ("int16", "uint16")
 _16_BIT_FORMATS = (NumberFormat.BF16, NumberFormat.FP16, NumberFormat.LOW16)
 
 
+def available_isas() -> tuple[str, ...]:
+    """Instruction sets the kernels can use on this processor, the best and default one first.
+
+    All give the same bits; which one is used is shown to the user because it sets the pace.
+    """
+    return tuple(_native.available_kernel_isas())
+
+
 def memory_of(
     array: Array,
     *,
@@ -68,7 +76,7 @@ def memory_of(
         ConfigError: if the array is of another format, length, layout or device, or read-only.
     """
     if isinstance(array, MemoryRange):
-        memory, found = array, array.number_format.value
+        memory, found = array, str(array.number_format)
     else:
         memory, found = _memory_of_object(array, name, allowed, is_written)
     if memory.number_format not in allowed:
@@ -79,10 +87,10 @@ def memory_of(
             why="all arrays of one call describe the same parameters",
             remedy=f"pass the part of {name} that belongs to the other arrays",
         )
-    if memory.num_elements < 0 or memory.address < 0:
+    if memory.num_elements < 0 or not 0 <= memory.address < 2**64:
         raise ConfigError(
             f"{name} has address {memory.address} and {memory.num_elements} elements",
-            why="neither may be negative",
+            why="neither may be negative, and an address has 64 bits",
             remedy="pass the address and length of memory that exists",
         )
     return memory
@@ -102,6 +110,13 @@ def _memory_of_object(
                 f"{name} is on {array.device}",
                 why="the kernels run on the CPU and read main memory",
                 remedy=f"copy {name} to the CPU first",
+            )
+        is_plain = "strided" in str(array.layout) and not array.is_neg()
+        if not is_plain:
+            raise ConfigError(
+                f"{name} is a tensor whose memory does not hold its values as they are",
+                why=f"its layout is {array.layout}, or it is a negated view",
+                remedy=f"pass {name}.to_dense() or {name}.resolve_neg()",
             )
         is_contiguous, num_elements = array.is_contiguous(), array.numel()
         address, is_writable = array.data_ptr(), True
@@ -158,17 +173,22 @@ def call_native(
             why="a kernel runs on one thread or more",
             remedy="pass a whole number of 1 or more",
         )
-    if isa is not None and isa not in _native.available_kernel_isas():
+    if isa is not None and isa not in available_isas():
         raise HardwareError(
             f"the kernels have no instruction set {isa!r} on this processor",
-            why=f"available are {', '.join(_native.available_kernel_isas())}",
+            why=f"available are {', '.join(available_isas())}",
             remedy="pass one of these, or None for the best",
         )
     try:
         return function(num_threads=min(num_threads, 1024), isa=isa or "", **kw)
     except ValueError as error:
-        raise ConfigError(
-            str(error),
-            why="the kernels work on separate arrays aligned to their own elements",
-            remedy="pass arrays that do not share memory, each aligned to its element size",
-        ) from error
+        raise refused_arrays(error) from error
+
+
+def refused_arrays(error: ValueError) -> ConfigError:
+    """What a native call said about its arrays, as an error of lohan."""
+    return ConfigError(
+        str(error),
+        why="the kernels work on separate arrays aligned to their own elements",
+        remedy="pass arrays that do not share memory, each aligned to its element size",
+    )

@@ -5,6 +5,7 @@ floats) and rounded once. Kernel and reference receive the same rounded values. 
 """
 
 import math
+import numbers
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ def _rounded_fp32(value: float, name: str) -> float:
     return rounded
 
 
-def _check(is_valid: bool, name: str, value: float, expected: str) -> None:
+def _check(is_valid: bool, name: str, value: object, expected: str) -> None:
     if not is_valid:
         raise ConfigError(
             f"{name} is {value!r}",
@@ -36,7 +37,15 @@ def _check(is_valid: bool, name: str, value: float, expected: str) -> None:
         )
 
 
+def _check_number(name: str, value: object) -> None:
+    """Refuse what only looks like a number, such as the text some YAML readers make of 1e-5."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    _check(is_number, name, value, "a number, not a text or a truth value")
+
+
 def _check_rates(lr: float, weight_decay: float) -> None:
+    _check_number("lr", lr)
+    _check_number("weight_decay", weight_decay)
     _check(0.0 <= lr < math.inf, "lr", lr, "finite and 0 or more")
     _check(0.0 <= weight_decay < math.inf, "weight_decay", weight_decay, "finite and 0 or more")
 
@@ -54,7 +63,9 @@ class AdamWSettings:
     def __post_init__(self) -> None:
         _check_rates(self.lr, self.weight_decay)
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            _check_number(name, beta)
             _check(0.0 <= beta < 1.0 - 2.0**-24, name, beta, "0 or more and below 1 in fp32")
+        _check_number("eps", self.eps)
         _check(0.0 <= self.eps < math.inf, "eps", self.eps, "finite and 0 or more")
 
 
@@ -69,10 +80,14 @@ class UpdateRange:
 
     def __post_init__(self) -> None:
         _check_rates(self.lr, self.weight_decay)
-        if not 0 <= self.begin <= self.end:
+        # Counts of numpy are whole numbers too, though not of type int.
+        are_whole = isinstance(self.begin, numbers.Integral) and isinstance(
+            self.end, numbers.Integral
+        )
+        if not are_whole or not 0 <= self.begin <= self.end:
             raise ConfigError(
-                f"a range goes from element {self.begin} to {self.end}",
-                why="begin must be 0 or more and end no less than begin",
+                f"a range goes from element {self.begin!r} to {self.end!r}",
+                why="begin must be 0 or more and end no less than begin, both whole numbers",
                 remedy="give half-open ranges: begin is inside, end is not",
             )
 
@@ -134,6 +149,7 @@ def prepare_step(
             why="bias correction counts steps from 1",
             remedy="pass the number of the step that is being made, 1 for the first",
         )
+    _check_number("grad_scale", grad_scale)
     _check(math.isfinite(grad_scale), "grad_scale", grad_scale, "finite")
     if ranges is None:
         ranges = [
@@ -141,8 +157,10 @@ def prepare_step(
                 begin=0, end=num_elements, lr=settings.lr, weight_decay=settings.weight_decay
             )
         ]
-    root2 = math.sqrt(1.0 - settings.beta2**step)
-    correction = root2 / (1.0 - settings.beta1**step)
+    # Far before this bound both powers are below the last place of 1; a float holds it.
+    exponent = min(step, 2**53)
+    root2 = math.sqrt(1.0 - settings.beta2**exponent)
+    correction = root2 / (1.0 - settings.beta1**exponent)
     prepared = []
     covered_until = 0
     for one in ranges:

@@ -14,6 +14,8 @@ from lohan import _native
 from lohan.errors import ConfigError
 from lohan.optimizer import (
     LEAF_ELEMENTS,
+    MemoryRange,
+    NumberFormat,
     combine_leaf_sums,
     num_leaves,
     reference,
@@ -124,3 +126,16 @@ def test_wrong_number_of_leaf_sums_is_refused():
         sum_of_squares(torch.zeros(4097), torch.zeros(1, dtype=torch.float64))
     with pytest.raises(ConfigError, match="a length is not negative"):
         num_leaves(-1)
+
+
+def test_leaf_sums_inside_the_gradient_are_refused():
+    grad = numpy.ones(2 * LEAF_ELEMENTS, dtype=numpy.float32)
+    with pytest.raises(ConfigError, match="grad and leaf_sums overlap"):
+        sum_of_squares(grad, grad.view(numpy.float64)[-2:])
+    assert (grad == 1.0).all()
+
+
+def test_leaf_sums_at_no_address_are_refused_when_they_are_combined():
+    nowhere = MemoryRange(address=0, num_elements=3, number_format=NumberFormat.FP64)
+    with pytest.raises(ConfigError, match="leaf_sums has address 0"):
+        combine_leaf_sums(nowhere)

@@ -12,6 +12,7 @@ from lohan.optimizer import (
     NumberFormat,
     PlainState,
     SplitState,
+    available_isas,
     update_plain,
     update_split,
 )
@@ -162,3 +163,22 @@ def native_arguments(**changed):
 def test_the_native_call_itself_refuses_bad_arguments(changed, message):
     with pytest.raises(ValueError, match=message):
         _native.adamw_split(**native_arguments(**changed))
+
+
+def test_a_sparse_tensor_and_a_negated_view_are_refused():
+    with pytest.raises(ConfigError, match="does not hold its values as they are"):
+        step(torch.ones(NUM), split(m32=torch.zeros(NUM).to_sparse()))
+    with pytest.raises(ConfigError, match="or it is a negated view"):
+        step(torch.ones(NUM), split(m32=torch._neg_view(torch.zeros(NUM))))
+
+
+def test_an_address_of_more_than_64_bits_is_refused():
+    beyond = MemoryRange(address=2**64, num_elements=NUM, number_format=NumberFormat.FP32)
+    with pytest.raises(ConfigError, match="an address has 64 bits"):
+        step(torch.ones(NUM), split(m32=beyond))
+
+
+def test_the_instruction_sets_of_this_processor_are_told_best_first():
+    isas = available_isas()
+    assert isas[0] == _native.kernel_isa()
+    assert set(isas) <= set(_native.compiled_kernel_isas())

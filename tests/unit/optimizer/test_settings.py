@@ -78,3 +78,32 @@ def test_ranges_are_cut_to_a_chunk_and_counted_from_its_start():
     cut = ranges_in_chunk(ranges, begin=3, end=13)
     assert [(one.begin, one.end) for one in cut] == [(0, 1), (1, 7), (9, 10)]
     assert ranges_in_chunk(ranges, begin=10, end=12) == []
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "beta1", "beta2", "eps"])
+@pytest.mark.parametrize("value", ["1e-5", None, True])
+def test_what_only_looks_like_a_number_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}: it must be a number"):
+        AdamWSettings(**{"lr": 1e-3, name: value})
+
+
+def test_a_gradient_scale_that_is_a_text_is_refused():
+    with pytest.raises(ConfigError, match="grad_scale is '1': it must be a number"):
+        prepare_step(ADAMW, step=1, num_elements=1, grad_scale="1")
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0.5, 3), (0, 2.0), ("a", "b"), (None, 1)])
+def test_ranges_of_anything_but_whole_numbers_are_refused(begin, end):
+    with pytest.raises(ConfigError, match="whole number"):
+        UpdateRange(begin=begin, end=end, lr=1e-3, weight_decay=0.0)
+
+
+def test_ranges_may_be_counts_of_numpy():
+    one = UpdateRange(begin=numpy.int64(0), end=numpy.int64(2), lr=1e-3, weight_decay=0.0)
+    assert prepare_step(ADAMW, step=1, num_elements=2, ranges=[one]).ranges[0][:2] == (0, 2)
+
+
+def test_bias_correction_ends_at_one_however_many_steps_were_made():
+    late = prepare_step(ADAMW, step=2**53, num_elements=1)
+    assert late == prepare_step(ADAMW, step=10**400, num_elements=1)
+    assert late.ranges[0][2] == float(numpy.float32(1e-3))
