@@ -45,6 +45,12 @@ def test_batch_below_one_is_refused(command: str, batch: int) -> None:
     assert_refused(ran, f"batch is {batch}", "1 or more")
 
 
+def test_absurd_batch_or_sequence_is_answered_at_once() -> None:
+    assert run_lohan(*PLAN, "--batch", 999_999_937).exit_code == 1
+    assert_refused(run_lohan(*PLAN, "--batch", 10**12), "batch is 1000000000000")
+    assert_refused(run_lohan(*PLAN, "--seq", 10**30), "10**30"[:2])
+
+
 def test_batch_that_does_not_divide_over_the_gpus_is_refused_with_batches_that_do() -> None:
     assert_refused(run_lohan(*PLAN, "--gpus", 3, "--batch", 8), "3 GPUs", "6 or 9")
 

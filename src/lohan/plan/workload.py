@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from lohan.errors import ConfigError
 
+MOST = 10**9
+"""Sequences or tokens per sequence beyond which a request is a slip of the finger."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -23,6 +26,12 @@ class Workload:
                     f"{name} is {value!r}",
                     why="a step needs at least one sequence of at least one token",
                     remedy=f"give a whole {name} of 1 or more",
+                )
+            if value > MOST:
+                raise ConfigError(
+                    f"{name} is {value}",
+                    why=f"no step has more than {MOST}",
+                    remedy=f"give a smaller {name}",
                 )
 
     @property

@@ -4,6 +4,7 @@ Sizes here are the capacities of the schedule's pools, so what the simulator and
 stays within the ledger by construction.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,13 +58,18 @@ def _gpu_floor(
     )
 
 
+def _divisors(number: int) -> list[int]:
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
+
+
 def minimum_micro_batches(
     system: System, machine: Machine, shape: ModelShape, batch: int, sequence: int
 ) -> tuple[int, System]:
     """Fewest micro-batches whose blocks fit on the GPU, with as many buffers as that leaves."""
     budget = int(machine.gpu.memory_bytes * GPU_SHARE)
     sparest = replace(system, num_weight_slots=1, num_gradient_slots=1)
-    counts = [count for count in range(1, batch + 1) if batch % count == 0]
+    counts = _divisors(batch)
     for num_micro_batches in counts:
         for weight_slots, gradient_slots in ((2, 2), (2, 1), (1, 1)):
             candidate = replace(
