@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <system_error>
 
+#include "gil_released.hpp"
 #include "lohan/aligned_memory.hpp"
 #include "lohan/crc32c.hpp"
 
@@ -30,7 +31,7 @@ const void *as_pointer(std::uint64_t address) {
 void bind_buffers(nb::module_ &module) {
     nb::class_<AlignedMemory>(module, "AlignedMemory", nb::type_slots(kMemorySlots))
         .def(nb::init<std::uint64_t, bool>(), nb::arg("nbytes"), nb::arg("should_populate"),
-             nb::call_guard<nb::gil_scoped_release>())
+             nb::call_guard<GilReleased>())
         .def_prop_ro("address",
                      [](const AlignedMemory &memory) { return reinterpret_cast<std::uintptr_t>(memory.address()); })
         .def_prop_ro("nbytes", &AlignedMemory::nbytes)
@@ -41,13 +42,13 @@ void bind_buffers(nb::module_ &module) {
         [](std::uint32_t before, std::uint64_t address, std::uint64_t nbytes) {
             return crc32c(before, as_pointer(address), nbytes);
         },
-        nb::arg("before"), nb::arg("address"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("before"), nb::arg("address"), nb::arg("nbytes"), nb::call_guard<GilReleased>());
     module.def(
         "crc32c_portable",
         [](std::uint32_t before, std::uint64_t address, std::uint64_t nbytes) {
             return crc32c_portable(before, as_pointer(address), nbytes);
         },
-        nb::arg("before"), nb::arg("address"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("before"), nb::arg("address"), nb::arg("nbytes"), nb::call_guard<GilReleased>());
     module.def("crc32c_join", &crc32c_join, nb::arg("first"), nb::arg("second"), nb::arg("second_nbytes"));
     module.def("crc32c_path", &crc32c_path);
 }

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "gil_released.hpp"
 #include "lohan/io_engine.hpp"
 
 namespace nb = nanobind;
@@ -99,7 +100,7 @@ void bind_tickets_and_files(nb::module_ &module) {
             "wait_for",
             [](const TicketHandle &handle, double seconds) {
                 if (handle.ticket->is_done()) return true;
-                const nb::gil_scoped_release released;
+                const GilReleased released;
                 return handle.ticket->wait_for(seconds);
             },
             nb::arg("seconds"))
@@ -156,7 +157,7 @@ void bind_engine(nb::module_ &module) {
             },
             nb::arg("operation"), nb::arg("file"), nb::arg("offset"), nb::arg("address"), nb::arg("nbytes"),
             nb::arg("priority"))
-        .def("close", &IoEngine::close, nb::call_guard<nb::gil_scoped_release>())
+        .def("close", &IoEngine::close, nb::call_guard<GilReleased>())
         .def(
             "counters", [](const IoEngine &engine, int drive) { return engine.drive(drive).counters(); },
             nb::arg("drive"))
@@ -177,7 +178,7 @@ void bind_io(nb::module_ &module) {
     bind_tickets_and_files(module);
     bind_engine(module);
     module.def("reserve_space", &reserve_space, nb::arg("descriptor"), nb::arg("from_bytes"), nb::arg("nbytes"),
-               nb::call_guard<nb::gil_scoped_release>());
+               nb::call_guard<GilReleased>());
     module.def("probe_uring", &probe_uring);
     module.def("is_uring_compiled_in", &is_uring_compiled_in);
 }

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "gil_released.hpp"
 #include "lohan/kernels.hpp"
 
 namespace nb = nanobind;
@@ -71,7 +72,7 @@ void bind_kernels(nb::module_ &module) {
         [](Address grad, const std::string &grad_format, Address p16, Address lo16, Address m32,
            Address v32, std::size_t num_elements, const std::vector<Range> &ranges,
            const Scalars &scalars, unsigned num_threads, const std::string &isa) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             adamw_split(pointer<const void>(grad), format_of(grad_format),
                         split_of(p16, lo16, m32, v32), num_elements, ranges_of(ranges),
                         scalars_of(scalars), {num_threads, isa});
@@ -85,7 +86,7 @@ void bind_kernels(nb::module_ &module) {
            Address p16, const std::string &p16_format, std::size_t num_elements,
            const std::vector<Range> &ranges, const Scalars &scalars, unsigned num_threads,
            const std::string &isa) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             const PlainState state = {pointer<float>(p32), pointer<float>(m32),
                                       pointer<float>(v32), pointer<std::uint16_t>(p16)};
             adamw_plain(pointer<const void>(grad), format_of(grad_format), state,
@@ -100,7 +101,7 @@ void bind_kernels(nb::module_ &module) {
         "sum_of_squares",
         [](Address grad, const std::string &grad_format, std::size_t num_elements,
            Address leaf_sums, unsigned num_threads, const std::string &isa) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             return sum_of_squares(pointer<const void>(grad), format_of(grad_format),
                                   num_elements, pointer<double>(leaf_sums), {num_threads, isa});
         },
@@ -110,7 +111,7 @@ void bind_kernels(nb::module_ &module) {
     module.def(
         "combined_leaf_sums",
         [](Address leaf_sums, std::size_t num_leaves) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             return combined_leaf_sums(pointer<const double>(leaf_sums), num_leaves);
         },
         nb::kw_only(), "leaf_sums"_a, "num_leaves"_a);
@@ -119,7 +120,7 @@ void bind_kernels(nb::module_ &module) {
         "convert",
         [](Address from, const std::string &from_format, Address to, const std::string &to_format,
            std::size_t num_elements, unsigned num_threads, const std::string &isa) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             convert(pointer<const void>(from), format_of(from_format), pointer<void>(to),
                     format_of(to_format), num_elements, {num_threads, isa});
         },
@@ -130,7 +131,7 @@ void bind_kernels(nb::module_ &module) {
         "split_masters",
         [](Address p32, Address p16, Address lo16, Address v32, std::size_t num_elements,
            unsigned num_threads, const std::string &isa) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             split_masters(pointer<const float>(p32), split_of(p16, lo16, 0, v32), num_elements,
                           {num_threads, isa});
         },
@@ -141,7 +142,7 @@ void bind_kernels(nb::module_ &module) {
         "join_masters",
         [](Address p16, Address lo16, Address v32, Address p32, std::size_t num_elements,
            unsigned num_threads, const std::string &isa) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             join_masters(split_of(p16, lo16, 0, v32), pointer<float>(p32), num_elements,
                          {num_threads, isa});
         },
@@ -152,7 +153,7 @@ void bind_kernels(nb::module_ &module) {
         "stream_split",
         [](Address grad, Address p16, Address lo16, Address m32, Address v32,
            std::size_t num_elements, unsigned num_threads, const std::string &isa) {
-            const nb::gil_scoped_release release;
+            const GilReleased released;
             stream_split(pointer<const std::uint16_t>(grad), split_of(p16, lo16, m32, v32),
                          num_elements, {num_threads, isa});
         },
