@@ -45,7 +45,8 @@ def plan(
     from lohan.cli.output import console, print_json
     from lohan.cli.plan_tables import show_answer
     from lohan.cli.request import parse_tokens, request_of
-    from lohan.simulate.quick import checked_step
+    from lohan.simulate import simulate_plan
+    from lohan.simulate.quick import QUICK_STEPS
 
     num_tokens = parse_tokens(tokens)
     request = request_of(
@@ -63,7 +64,8 @@ def plan(
     made = plan_of(request)
     answer = Answer(request=request, plan=made)
     if made.ledger.fits:
-        answer = with_step(answer, checked_step(made, request.machine), num_tokens)
+        step = simulate_plan(made, request.machine, num_steps=QUICK_STEPS)
+        answer = with_step(answer, step, num_tokens)
     answer = with_limits(answer)
     if json:
         print_json(answer.to_fields())

@@ -1,8 +1,7 @@
-"""A shorter simulation for comparing many plans: fewer steps, one pass of the clock, no checks.
+"""A shorter simulation for comparing many plans: fewer steps, no checks.
 
-The order found by priority is the one a replay would follow, so step times equal those of
-`simulate_plan`; only what proves that order (the replay, the schedule's checks) is left out. Called
-for what-ifs and sweeps, never for the answer itself.
+Step times equal those of `simulate_plan`; only what proves the schedule is left out. Called for
+what-ifs and sweeps, never for the answer itself.
 """
 
 from lohan.hardware.machine import Machine
@@ -11,7 +10,7 @@ from lohan.schedule.build import build_schedule
 from lohan.simulate.clock import Clock
 from lohan.simulate.durations import Durations
 from lohan.simulate.result import SimulatedStep
-from lohan.simulate.simulator import NUM_STEADY_STEPS, read_off, replay, settled_schedule
+from lohan.simulate.simulator import NUM_STEADY_STEPS, read_off
 
 QUICK_STEPS = NUM_STEADY_STEPS + 2
 """One step before the measured ones, one after the last of them."""
@@ -32,13 +31,3 @@ def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
         copy_interference=rates.copy_interference,
     )
     return read_off(schedule, clock.run(by_priority=True), plan, machine)
-
-
-def checked_step(plan: Plan, machine: Machine) -> SimulatedStep:
-    """Predict one step from as few steps, with every check and the replay.
-
-    Raises:
-        ScheduleError: if the tasks cannot run, or a check fails.
-    """
-    schedule = settled_schedule(plan, machine, num_steps=QUICK_STEPS)
-    return read_off(schedule, replay(schedule, plan, machine), plan, machine)

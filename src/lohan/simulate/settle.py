@@ -23,8 +23,7 @@ def settle(schedule: Schedule, machine: Machine, rates: DrivingRates) -> Schedul
 def settle_and_time(
     schedule: Schedule, machine: Machine, rates: DrivingRates
 ) -> tuple[Schedule, ClockResult]:
-    """The same tasks in the order a run at the machine's rates takes them, and when it did: a replay of the
-    settled schedule gives the same times.
+    """The settled schedule and when its tasks ran: a replay of it gives the same times.
 
     Raises:
         ScheduleError: if the tasks cannot all run.

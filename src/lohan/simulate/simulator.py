@@ -72,9 +72,9 @@ def replay(schedule: Schedule, plan: Plan, machine: Machine) -> ClockResult:
     return clock.run(by_priority=False)
 
 
-def simulate_plan(plan: Plan, machine: Machine) -> SimulatedStep:
+def simulate_plan(plan: Plan, machine: Machine, *, num_steps: int = NUM_STEPS) -> SimulatedStep:
     """Predict one step of a plan in the steady state."""
-    schedule, times = _settled(plan, machine, NUM_STEPS)
+    schedule, times = _settled(plan, machine, num_steps)
     return read_off(schedule, times, plan, machine)
 
 
