@@ -124,16 +124,14 @@ def update(store: StateStore, block: BlockId, step: int, num_positions: int = GR
     layout = store.layout.block(block)
     pool = BufferPool(name="update", slot_bytes=4 * num_positions, num_slots=4)
     store.begin_update(block)
-    tickets: list[StoreTicket] = []
     try:
         for begin, end in layout.chunks(num_positions):
+            tickets: list[StoreTicket] = []
             buffers = [pool.lease() for _ in layout.trainable_parts]
             try:
-                reads = []
                 for part, buffer in zip(layout.trainable_parts, buffers, strict=True):
-                    reads.append(store.start_read(block, part, begin, end, buffer))
-                    tickets.append(reads[-1])
-                for part, read in zip(layout.trainable_parts, reads, strict=True):
+                    tickets.append(store.start_read(block, part, begin, end, buffer))
+                for part, read in zip(layout.trainable_parts, tuple(tickets), strict=True):
                     store.wait(read)
                     values = read.tensor().view(torch.uint8).numpy()
                     values[:] = next_bytes(values, step, part)
@@ -142,6 +140,8 @@ def update(store: StateStore, block: BlockId, step: int, num_positions: int = GR
                             block, part, begin, end, read.memory, offset_bytes=read.offset_bytes
                         )
                     )
+                for ticket in tickets:
+                    store.wait(ticket)
             finally:
                 for ticket in tickets:
                     store.settle(ticket)
@@ -181,9 +181,16 @@ class MirrorStates:
         self.parts = {key: value.copy() for key, value in first.items()}
 
     def update_all(self, step: int) -> None:
+        for block in {block for block, _ in self.parts}:
+            self.update(block, step)
+
+    def update(self, wanted: int, step: int) -> None:
         for block, part in self.parts:
-            if not part.is_frozen:
+            if block == wanted and not part.is_frozen:
                 self.parts[block, part] = next_bytes(self.parts[block, part], step, part)
+
+    def copy(self) -> "MirrorStates":
+        return MirrorStates(self.parts)
 
     def judge(self, found: PartBytes) -> None:
         assert found.keys() == self.parts.keys()

@@ -183,7 +183,12 @@ class _Writer:
             # The neighbour's write may still be on its way.
             self.wait()
             where = ByteRange(offset_bytes=offset_bytes, nbytes=ALIGNMENT_BYTES)
-            ticket = self._file.start_read(home, where, address=start + offset_bytes - page)
+            address = start + offset_bytes - page
+            if not self._file.has_checksum(home, where):
+                # No neighbour has come yet.
+                ctypes.memset(address, 0, ALIGNMENT_BYTES)
+                continue
+            ticket = self._file.start_read(home, where, address=address, should_verify=True)
             error = self._file.settle(ticket, self._file.describe(home))
             if error is not None:
                 raise error

@@ -361,20 +361,26 @@ def refuse_other_layout(saved: StateLayout, wanted: StateLayout) -> None:
         return
     difference = f"{len(saved.blocks)} blocks are saved, the model has {len(wanted.blocks)}"
     if saved.compute_format is not wanted.compute_format:
-        difference = f"saved for {saved.compute_format}, the model computes in " + (
-            wanted.compute_format
-        )
-    for old, now in zip(saved.blocks, wanted.blocks, strict=False):
-        if old != now:
-            pairs = zip((*old.tensors, None), (*now.tensors, None), strict=False)
-            entries = next(((a, b) for a, b in pairs if a != b), (old.name, now.name))
-            difference = f"in block {now.name}: saved {entries[0]}, the model has {entries[1]}"
-            break
+        saved_for, computes_in = saved.compute_format.value, wanted.compute_format.value
+        difference = f"saved for {saved_for}, the model computes in {computes_in}"
+    else:
+        for old, now in zip(saved.blocks, wanted.blocks, strict=False):
+            if old != now:
+                difference = _first_difference(old, now)
+                break
     raise CheckpointError(
         f"the saved states do not fit the model ({difference})",
         why="their bytes would be given to other parameters",
         remedy="resume with the model, precision and trainable parameters the run was made with",
     )
+
+
+def _first_difference(saved: BlockLayout, wanted: BlockLayout) -> str:
+    pairs = zip((*saved.tensors, None), (*wanted.tensors, None), strict=False)
+    for old, now in pairs:
+        if old != now:
+            return f"in block {wanted.name}: saved {old}, the model has {now}"
+    return f"block {saved.name} is saved, the model has {wanted.name}"
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -80,14 +80,14 @@ class Ranges:
 
     def first_gap(self, length: int) -> tuple[int, int] | None:
         """The first positions of [0, length) that are missing."""
-        if not self._ranges:
-            return (0, length) if length else None
-        begin, end = self._ranges[0]
-        if begin > 0:
-            return 0, begin
-        if end >= length:
-            return None
-        return end, self._ranges[1][0] if len(self._ranges) > 1 else length
+        position = 0
+        for begin, end in self._ranges:
+            if begin > position:
+                break
+            position = end
+        else:
+            begin = length
+        return (position, min(begin, length)) if position < length else None
 
 
 class BlockSlots:
