@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import lohan
 from lohan.cli.compare import compare
+from lohan.cli.doctor import doctor
 from lohan.cli.machines import machines
 from lohan.cli.models import models
 from lohan.cli.plan import plan
@@ -73,7 +74,7 @@ def _root(
     pass
 
 
-for _command in (plan, simulate, compare, reproduce, machines, models):
+for _command in (plan, simulate, compare, reproduce, machines, models, doctor):
     app.command()(_command)
 
 
