@@ -17,7 +17,12 @@ from lohan.store.layout import (
 from lohan.store.manifest import CopiesInDoubt, Manifest
 from lohan.store.manifest_search import FoundManifest, find_manifest
 from lohan.store.opening import StateStoreWarning, create_states, open_states
-from lohan.store.residents import MIN_SCRATCH_BYTES, SCRATCH_BYTES, resident_bytes
+from lohan.store.residents import (
+    MIN_SCRATCH_BYTES,
+    SCRATCH_BYTES,
+    parts_of_kinds,
+    resident_bytes,
+)
 from lohan.store.slots import BlockState, SlotCount
 from lohan.store.states import StateStore
 from lohan.store.tickets import HostMemory, StoreTicket
@@ -50,5 +55,6 @@ __all__ = [
     "create_states",
     "find_manifest",
     "open_states",
+    "parts_of_kinds",
     "resident_bytes",
 ]

@@ -28,7 +28,7 @@ from lohan.ssd import (
 from lohan.store.counters import StoreCounters, Tally
 from lohan.store.rewording import named_error
 from lohan.store.scratch_file import make_scratch_file
-from lohan.store.tickets import HostMemory, StoreTicket, refuse_small_memory
+from lohan.store.tickets import HostMemory, StoreTicket, checked_memory
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId
 
@@ -145,7 +145,7 @@ class ActivationStore:
             OutOfSpace: the reserved room is used up.
             ScheduleError: the key is in use, or the memory too small.
         """
-        refuse_small_memory(str(key), memory, offset_bytes, _whole_pages(nbytes))
+        checked_memory(str(key), memory, offset_bytes, _whole_pages(nbytes))
         with self._lock:
             if key in self._extents:
                 raise ScheduleError(
@@ -183,7 +183,7 @@ class ActivationStore:
         """
         with self._lock:
             extent, nbytes = self._find(key)
-        refuse_small_memory(str(key), memory, offset_bytes, extent.nbytes)
+        checked_memory(str(key), memory, offset_bytes, extent.nbytes)
         striped = self._file.start_read(
             extent,
             address=memory.address + offset_bytes,

@@ -28,7 +28,7 @@ from lohan.store.counters import StoreCounters, Tally
 from lohan.store.layout import GRAIN
 from lohan.store.rewording import named_error
 from lohan.store.scratch_file import make_scratch_file
-from lohan.store.tickets import HostMemory, StoreTicket, refuse_small_memory
+from lohan.store.tickets import HostMemory, StoreTicket, checked_memory
 from lohan.vocabulary import BlockId
 
 GRADIENTS_NAME = "gradients"
@@ -103,6 +103,11 @@ class GradientStore:
     def ram_held_bytes(self) -> int:
         """RAM of the slots, leased or not."""
         return self._pool.reserved_bytes
+
+    @property
+    def ram_regions(self) -> tuple[tuple[int, int], ...]:
+        """Address and bytes of the memory of the slots: what to pin."""
+        return self._pool.regions
 
     @property
     def counters(self) -> StoreCounters:
@@ -194,9 +199,8 @@ class GradientStore:
         else:
             assert self._file is not None
             assert waiting.extent is not None
-            if memory is None:
-                raise self._refusal(block, "was read without memory", "it lies on SSD")
-            refuse_small_memory(f"the gradient of block {block}", memory, offset_bytes, nbytes)
+            what = f"the gradient of block {block}"
+            memory = checked_memory(what, memory, offset_bytes, nbytes)
             at = waiting.extent.offset_bytes + first_bytes
             is_verified = self._file.checksums.covers(at, nbytes)
             striped = self._file.start_read(

@@ -7,18 +7,28 @@ Which parts are resident is decided by the plan. Used by `states` and `initial`.
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from lohan.errors import ConfigError, DoesNotFit, ScheduleError
 from lohan.ssd import Buffer, BufferPool
 from lohan.store.layout import Part, StateLayout
 from lohan.units import KIB, MIB, format_bytes
-from lohan.vocabulary import BlockId
+from lohan.vocabulary import BlockId, TensorKind
 
 SCRATCH_BYTES = 16 * MIB
 MIN_SCRATCH_BYTES = 512 * KIB
 
 ResidentParts = Mapping[BlockId, Collection[Part]]
+
+
+def parts_of_kinds(
+    layout: StateLayout, kinds: Sequence[Collection[TensorKind]]
+) -> dict[BlockId, tuple[Part, ...]]:
+    """The parts that kinds of tensors, given per block as plans do, stand for."""
+    return {
+        BlockId(number): tuple(part for part in block.parts if part.kind in wanted)
+        for number, (block, wanted) in enumerate(zip(layout.blocks, kinds, strict=True))
+    }
 
 
 def resident_bytes(layout: StateLayout, resident_parts: ResidentParts) -> int:

@@ -4,6 +4,7 @@ Owns the numbering of seals and the last manifest. The order of the steps, and w
 means, is in `states`. Used by `states` and `opening`.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -234,7 +235,11 @@ class SealBook:
             # The names of the run directories themselves are as new as the first seal.
             for directory in self._directories:
                 parent = os.path.dirname(directory)
-                with storage_errors("an SSD directory could not be flushed", parent):
+                with (
+                    storage_errors("an SSD directory could not be flushed", parent),
+                    # A directory that may be written to but not listed cannot be flushed.
+                    contextlib.suppress(PermissionError),
+                ):
                     sync_directory(parent)
         prepare_copies(self._directories, text)
 

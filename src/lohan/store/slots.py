@@ -103,6 +103,7 @@ class BlockSlots:
         self.current_slot = 0 if sealed_slot is None else sealed_slot
         self._written: dict[Part, Ranges] = {}
         self._reason = ""
+        self._num_starting = 0
 
     @property
     def working_slot(self) -> int:
@@ -156,12 +157,19 @@ class BlockSlots:
                 "an update writes every range once",
             )
         self._written[part].add(begin, end)
+        self._num_starting += 1
+
+    def end_start(self) -> None:
+        """Enter that a write entered before is in flight, or failed to get there."""
+        self._num_starting -= 1
 
     def finish_update(self) -> None:
         """UPDATING -> AHEAD, or TORN if a range is missing."""
         self.refuse_torn()
         if self.state is not BlockState.UPDATING:
             raise self._refusal("ended an update", "none had begun")
+        if self._num_starting:
+            raise self._refusal("ended an update", "another thread is still starting a write of it")
         for part, ranges in self._written.items():
             gap = ranges.first_gap(self._layout.num_positions(part))
             if gap is not None:

@@ -17,23 +17,15 @@ from lohan.errors import ScheduleError, StorageError
 from lohan.ssd import Operation, Priority, StripedTicket
 from lohan.store.counters import StoreCounters
 from lohan.store.initial import fill_states
-from lohan.store.layout import ByteRange, ComputeFormat, Part
+from lohan.store.layout import ByteRange, Part
 from lohan.store.manifest import Manifest
 from lohan.store.masters import read_masters, read_moments
 from lohan.store.residents import Residents
 from lohan.store.sealing import SealBook, verifiable_homes, verify_homes
 from lohan.store.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.state_file import Home, StateFile, home_of
-from lohan.store.tickets import HostMemory, StoreTicket, refuse_small_memory
+from lohan.store.tickets import HostMemory, StoreTicket, checked_memory, dtype_of
 from lohan.vocabulary import BlockId
-
-_DTYPES = {
-    Part.LO16: torch.int16,
-    Part.P32: torch.float32,
-    Part.M32: torch.float32,
-    Part.V32: torch.float32,
-}
-_COMPUTE_DTYPES = {ComputeFormat.BF16: torch.bfloat16, ComputeFormat.FP16: torch.float16}
 
 
 class StateStore:
@@ -89,6 +81,11 @@ class StateStore:
         """The file of each drive."""
         return self._file.paths
 
+    @property
+    def resident_regions(self) -> tuple[tuple[int, int], ...]:
+        """Address and bytes of every resident part: what to pin."""
+        return tuple((buffer.address, buffer.nbytes) for _, _, buffer in self._residents.all())
+
     def state_of(self, block: BlockId) -> BlockState:
         """See the note "slots of a block"."""
         with self._lock:
@@ -100,7 +97,7 @@ class StateStore:
 
     def dtype_of(self, part: Part) -> torch.dtype:
         """Of the elements of a part."""
-        return _DTYPES.get(part, _COMPUTE_DTYPES[self.layout.compute_format])
+        return dtype_of(part, self.layout.compute_format)
 
     def start_read(
         self,
@@ -133,9 +130,7 @@ class StateStore:
         if resident is not None:
             at = where.offset_bytes
             return self._ticket(Operation.READ, home, begin, end, where, resident, at, None)
-        if memory is None:
-            raise _without_memory(self._file.describe(home))
-        refuse_small_memory(self._file.describe(home), memory, offset_bytes, where.nbytes)
+        memory = checked_memory(self._file.describe(home), memory, offset_bytes, where.nbytes)
         striped = self._file.start_read(
             home,
             where,
@@ -188,8 +183,32 @@ class StateStore:
         with self._lock:
             books = self._books_of(block)
             home = home_of(block, part, books.working_slot)
-            refuse_small_memory(self._file.describe(home), memory, offset_bytes, where.nbytes)
+            checked_memory(self._file.describe(home), memory, offset_bytes, where.nbytes)
             books.enter_write(part, begin, end)
+        try:
+            ticket = self._start_entered_write(
+                home, begin, end, where, memory, offset_bytes, priority
+            )
+        except BaseException as error:
+            with self._lock:
+                books.tear(f"a write of {part} could not be started ({type(error).__name__})")
+            raise
+        finally:
+            with self._lock:
+                books.end_start()
+        return ticket
+
+    def _start_entered_write(
+        self,
+        home: Home,
+        begin: int,
+        end: int,
+        where: ByteRange,
+        memory: HostMemory,
+        offset_bytes: int,
+        priority: Priority,
+    ) -> StoreTicket:
+        block, _, part = home
         address = memory.address + offset_bytes
         used_bytes = (end - begin) * part.bytes_per_parameter
         ctypes.memset(address + used_bytes, 0, where.nbytes - used_bytes)
@@ -200,12 +219,7 @@ class StateStore:
                 ctypes.memmove(inside, address, where.nbytes)
             at = where.offset_bytes
             return self._ticket(Operation.WRITE, home, begin, end, where, resident, at, None)
-        try:
-            striped = self._file.start_write(home, where, address=address, priority=priority)
-        except BaseException as error:
-            with self._lock:
-                books.tear(f"a write of {part} could not be started ({type(error).__name__})")
-            raise
+        striped = self._file.start_write(home, where, address=address, priority=priority)
         ticket = self._ticket(
             Operation.WRITE, home, begin, end, where, memory, offset_bytes, striped
         )
@@ -377,11 +391,3 @@ class StateStore:
             key=home[0],
             striped=striped,
         )
-
-
-def _without_memory(what: str) -> ScheduleError:
-    return ScheduleError(
-        f"{what} was read without memory to read it to",
-        why="it lies on SSD",
-        remedy="lease a buffer for parts that are not resident; this is a mistake in lohan",
-    )

@@ -11,6 +11,7 @@ import torch
 
 from lohan.errors import ScheduleError
 from lohan.ssd import ALIGNMENT_BYTES, Operation, StripedTicket
+from lohan.store.layout import ComputeFormat, Part
 
 
 class HostMemory(Protocol):
@@ -76,12 +77,29 @@ def tensor_over(
     return torch.frombuffer(memory.view[offset_bytes : offset_bytes + nbytes], dtype=dtype)
 
 
-def refuse_small_memory(what: str, memory: HostMemory, offset_bytes: int, nbytes: int) -> None:
-    """Refuse memory that is not aligned or too small for the whole pages of a request.
+def dtype_of(part: Part, compute_format: ComputeFormat) -> torch.dtype:
+    """Of the elements of a part."""
+    if part is Part.LO16:
+        return torch.int16
+    if part.bytes_per_parameter == 4:
+        return torch.float32
+    return torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16
+
+
+def checked_memory(
+    what: str, memory: HostMemory | None, offset_bytes: int, nbytes: int
+) -> HostMemory:
+    """Refuse memory that is not there, not aligned, or too small for the pages of a request.
 
     Raises:
         ScheduleError: so that nothing outside the lease is ever touched.
     """
+    if memory is None:
+        raise ScheduleError(
+            f"{what} was read without memory to read it to",
+            why="it lies on SSD",
+            remedy="lease a buffer for what is not in RAM; this is a mistake in lohan",
+        )
     room_bytes = -(-memory.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES - offset_bytes
     if (memory.address + offset_bytes) % ALIGNMENT_BYTES or offset_bytes < 0 or room_bytes < nbytes:
         raise ScheduleError(
@@ -90,3 +108,4 @@ def refuse_small_memory(what: str, memory: HostMemory, offset_bytes: int, nbytes
             why="SSDs read and write whole pages",
             remedy="lease a buffer of the range's bytes in whole pages; this is a mistake in lohan",
         )
+    return memory

@@ -1,5 +1,6 @@
 """The state store against plain bytes: reads, updates, seals, residents and what is refused."""
 
+import concurrent.futures
 import contextlib
 import pathlib
 
@@ -17,11 +18,14 @@ from lohan.store import (
     ComputeFormat,
     Part,
     SlotCount,
+    StateLayout,
     StateStoreWarning,
+    TensorEntry,
     create_states,
+    parts_of_kinds,
     resident_bytes,
 )
-from lohan.vocabulary import BlockId
+from lohan.vocabulary import BlockId, TensorKind
 from support.ssd_engines import nothing_leaks
 from support.state_stores import (
     RUN_ID,
@@ -358,3 +362,55 @@ def test_the_split_parts_are_those_of_the_optimizer(tmp_path: pathlib.Path, engi
     assert torch.equal(
         found[0, Part.P16].view(torch.bfloat16)[: 70 * 33], tensors["embed"].bfloat16().view(-1)
     )
+
+
+def test_blocks_are_updated_by_several_threads_at_once(tmp_path: pathlib.Path, engine) -> None:
+    layout = StateLayout.pack(
+        {f"b{n}": (TensorEntry(name=f"w{n}", shape=(n + 1, 3000)),) for n in range(4)}
+    )
+    directories = make_directories(tmp_path, 2)
+    with created(directories, layout, engine, {BlockId(2): [Part.M32]}) as store:
+        store.fill(random_tensors(layout).items())
+        mirror = MirrorStates(contents(store))
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            for step in range(1, 6):
+                done = [threads.submit(update, store, BlockId(n), step) for n in range(4)]
+                for future in done:
+                    future.result()
+                mirror.update_all(step)
+                store.seal(step=step)
+        mirror.judge(contents(store))
+    with opened(directories, engine) as store:
+        mirror.judge(contents(store))
+
+
+def test_plans_name_kinds_and_the_store_parts() -> None:
+    layout = small_layout()
+    kinds = [{TensorKind.P16}, {TensorKind.P16, TensorKind.P32}, {TensorKind.OS32}]
+    assert parts_of_kinds(layout, kinds) == {
+        B0: (Part.P16,),
+        B1: (Part.P16, Part.LO16, Part.FROZEN16),
+        HEAD: (),
+    }
+
+
+def test_what_to_pin_is_every_resident_part(tmp_path: pathlib.Path, engine) -> None:
+    layout = small_layout()
+    with created(make_directories(tmp_path, 1), layout, engine, SOME_RESIDENT) as store:
+        sizes = [nbytes for _, nbytes in store.resident_regions]
+        assert sum(sizes) == resident_bytes(layout, SOME_RESIDENT)
+        assert len(sizes) == 4
+
+
+def test_an_update_cannot_end_or_be_sealed_while_a_write_of_it_is_being_started(
+    tmp_path: pathlib.Path, engine
+) -> None:
+    layout = StateLayout.pack({"b": (TensorEntry(name="w", shape=(32,)),)})
+    with created(make_directories(tmp_path, 1), layout, engine) as store:
+        store.fill(random_tensors(layout).items())
+        books = store._slots[B0]
+        store.begin_update(B0)
+        for part in layout.blocks[0].trainable_parts:
+            books.enter_write(part, 0, 32)
+        with pytest.raises(ScheduleError, match="still starting a write"):
+            store.finish_update(B0)
