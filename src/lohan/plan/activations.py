@@ -5,7 +5,7 @@ every prefix of the list is looked at (so a plateau does not end the walk), and 
 function may include CPU updates, residency and GPU memory. Owns no cost model of its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from lohan.plan.swap_order import SwapStep
 from lohan.vocabulary import Choice
 
 _MOST_POINTS = 1000
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ def merged_items(orders: Sequence[tuple[SwapStep, ...]]) -> list[tuple[int, Swap
     return [(block, step) for _, _, block, step in keyed]
 
 
-def best_point(points: Sequence[SwapPoint], seconds: Callable[[SwapPoint], float]) -> SwapPoint:
+def best_point(points: Sequence[_Item], seconds: Callable[[_Item], float]) -> _Item:
     """The prefix with the shortest predicted step; among equals the one that swaps least.
 
     A very long list is looked at in strides first and closely around the best: between two equal
@@ -83,9 +84,6 @@ def best_point(points: Sequence[SwapPoint], seconds: Callable[[SwapPoint], float
     near = coarse.index(_first_best([*coarse], lambda at: seconds(points[at])))
     begin, end = coarse[max(0, near - 1)], coarse[min(len(coarse) - 1, near + 1)]
     return _first_best(points[begin : end + 1], seconds)
-
-
-_Item = TypeVar("_Item")
 
 
 def _first_best(items: Sequence[_Item], seconds: Callable[[_Item], float]) -> _Item:
@@ -111,25 +109,76 @@ def assign_tiers(
     The last blocks' activations come back first, so they wait the shortest; RAM goes to them.
     `bytes_factor` is how many GPUs put the same amount into RAM.
     """
-    chosen: list[list[SwapStep]] = [[] for _ in orders]
-    for block, step in merged_items(orders)[:num_items]:
-        chosen[block].append(step)
     left = ram_bytes
-    plans: list[BlockPlan] = []
+    found: dict[tuple[int, int | None], Choice] = {}
+    pieces = _pieces(orders, inputs, num_items)
     for block in range(len(orders) - 1, -1, -1):
-        choices = []
-        pieces = [(None, inputs[block])] + [
-            (step.operator_index, step.nbytes) for step in chosen[block]
-        ]
-        input_choice = Choice.SWAP_TO_RAM
-        for index, nbytes in pieces:
+        for index, nbytes in pieces[block]:
             fits = nbytes * bytes_factor <= left
-            choice = Choice.SWAP_TO_RAM if fits else Choice.SWAP_TO_SSD
+            found[block, index] = Choice.SWAP_TO_RAM if fits else Choice.SWAP_TO_SSD
             if fits:
                 left -= nbytes * bytes_factor
-            if index is None:
-                input_choice = choice
-            else:
-                choices.append((index, choice))
-        plans.append(BlockPlan(input_choice=input_choice, choices=tuple(sorted(choices))))
-    return plans[::-1]
+    return _block_plans(pieces, found)
+
+
+def spread_tiers(
+    orders: Sequence[tuple[SwapStep, ...]],
+    inputs: Sequence[int],
+    num_items: int,
+    rooms: Sequence[tuple[Choice, int]],
+) -> list[BlockPlan]:
+    """Choices per block for a prefix, each tier's room spread evenly over the blocks.
+
+    So links and drives have the same to do all along a pass. `rooms` are choices and their bytes
+    on one GPU, the best first; what finds none goes to SSD.
+    """
+    pieces = _pieces(orders, inputs, num_items)
+    found: dict[tuple[int, int | None], Choice] = {}
+    for choice, room in rooms:
+        open_pieces = [
+            (block, index, nbytes)
+            for block, block_pieces in enumerate(pieces)
+            for index, nbytes in block_pieces
+            if (block, index) not in found
+        ]
+        share = min(1.0, room / max(1, sum(nbytes for *_, nbytes in open_pieces)))
+        left, due = room, 0.0
+        for block, index, nbytes in open_pieces:
+            due += share * nbytes
+            if nbytes <= left and due >= nbytes * (1 - 1e-9):
+                found[block, index] = choice
+                left, due = left - nbytes, due - nbytes
+        for block, index, nbytes in reversed(open_pieces):
+            # What whole pieces left over goes to the last blocks, which wait the shortest.
+            if (block, index) not in found and nbytes <= left:
+                found[block, index] = choice
+                left -= nbytes
+    return _block_plans(pieces, found)
+
+
+def _pieces(
+    orders: Sequence[tuple[SwapStep, ...]], inputs: Sequence[int], num_items: int
+) -> list[list[tuple[int | None, int]]]:
+    """Bytes of each block's input (None) and of its outputs in a prefix."""
+    pieces: list[list[tuple[int | None, int]]] = [[(None, nbytes)] for nbytes in inputs]
+    for block, step in merged_items(orders)[:num_items]:
+        pieces[block].append((step.operator_index, step.nbytes))
+    return pieces
+
+
+def _block_plans(
+    pieces: Sequence[Sequence[tuple[int | None, int]]],
+    found: Mapping[tuple[int, int | None], Choice],
+) -> list[BlockPlan]:
+    plans = []
+    for block, block_pieces in enumerate(pieces):
+        chosen = {index: found.get((block, index), Choice.SWAP_TO_SSD) for index, _ in block_pieces}
+        plans.append(
+            BlockPlan(
+                input_choice=chosen[None],
+                choices=tuple(
+                    sorted((index, choice) for index, choice in chosen.items() if index is not None)
+                ),
+            )
+        )
+    return plans

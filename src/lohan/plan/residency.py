@@ -34,12 +34,19 @@ def fill_ram(
 
 
 def choose_residents(
-    filled: Residency, num_parameters: Sequence[int], num_trained: Sequence[int]
+    filled: Residency,
+    num_parameters: Sequence[int],
+    num_trained: Sequence[int],
+    *,
+    weights_first: bool = True,
 ) -> list[frozenset[TensorKind]]:
-    """Resident kinds per block, whole blocks at a time."""
-    weights, left = _spread(num_parameters, _WEIGHTS_BYTES, filled.weights_bytes)
-    # What whole blocks of weights left over goes to the other states.
-    states, _ = _spread(num_trained, _OTHER_STATES_BYTES, filled.states_bytes + left)
+    """Resident kinds per block, whole blocks at a time; the second kind gets what is left."""
+    if weights_first:
+        weights, left = _spread(num_parameters, _WEIGHTS_BYTES, filled.weights_bytes)
+        states, _ = _spread(num_trained, _OTHER_STATES_BYTES, filled.states_bytes + left)
+    else:
+        states, left = _spread(num_trained, _OTHER_STATES_BYTES, filled.states_bytes)
+        weights, _ = _spread(num_parameters, _WEIGHTS_BYTES, filled.weights_bytes + left)
     chosen = []
     for number in range(len(num_parameters)):
         kinds = {TensorKind.P16} if number in weights else set()

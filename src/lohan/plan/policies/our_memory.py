@@ -122,10 +122,7 @@ class OurMemory:
             num_update_parts=self.num_update_parts,
             gradient_slots=MIN_GRADIENT_SLOTS,
         )
-        inputs = max(
-            kind.input_bytes.at(self.batch, self.workload.sequence) for kind in self.shape.kinds
-        )
-        return sum(sizes.values()) + NUM_SPILL_SLOTS * inputs * self.machine.num_gpus
+        return sum(sizes.values())
 
     @cached_property
     def spare_gpu_bytes(self) -> int:

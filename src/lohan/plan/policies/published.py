@@ -38,6 +38,27 @@ def plan_published(system: System, machine: Machine, shape: ModelShape, workload
     )
 
 
+def activation_ram_bytes(system: System, machine: Machine, shape: ModelShape) -> int:
+    """RAM a published system has left for activations."""
+    usable = int(machine.ram_bytes * system.footprint.ram_share)
+    return max(0, usable - _fixed_ram_bytes(system, shape))
+
+
+def _fixed_ram_bytes(system: System, shape: ModelShape) -> int:
+    footprint = system.footprint
+    return int(
+        footprint.ram_fixed_bytes
+        + footprint.ram_bytes_per_block_parameter * _largest_block(shape).num_parameters
+        + footprint.ram_bytes_per_model_parameter * shape.num_parameters
+    )
+
+
+def _largest_block(shape: ModelShape) -> BlockShape:
+    """The largest inner block; of a model without any, the largest block."""
+    blocks = shape.blocks
+    return max(blocks[1:-1] or blocks, key=lambda block: block.num_parameters)
+
+
 class _Recipe:
     def __init__(
         self, system: System, machine: Machine, shape: ModelShape, workload: Workload
@@ -45,7 +66,7 @@ class _Recipe:
         self.system, self.machine, self.shape, self.workload = system, machine, shape, workload
         self.batch = workload.batch_per_gpu(machine.num_gpus)
         self.blocks = [shape.kinds[kind] for kind in shape.sequence_of_kinds]
-        self.largest = max(self.blocks[1:-1] or self.blocks, key=lambda block: block.num_parameters)
+        self.largest = _largest_block(shape)
         self.inputs = [block.input_bytes.at(self.batch, workload.sequence) for block in self.blocks]
         # The head's input is used at once; it never leaves the GPU.
         self.swappable_inputs = [*self.inputs[:-1], 0]
@@ -159,15 +180,10 @@ class _Recipe:
         }
 
     def _fixed_ram(self) -> int:
-        footprint = self.system.footprint
-        return int(
-            footprint.ram_fixed_bytes
-            + footprint.ram_bytes_per_block_parameter * self.largest.num_parameters
-            + footprint.ram_bytes_per_model_parameter * self.shape.num_parameters
-        )
+        return _fixed_ram_bytes(self.system, self.shape)
 
     def _activation_ram(self) -> int:
-        return max(0, self._budgets()[Tier.RAM] - self._fixed_ram())
+        return activation_ram_bytes(self.system, self.machine, self.shape)
 
     def ledger(self, plans: Sequence[BlockPlan]) -> Ledger:
         footprint, num_gpus = self.system.footprint, self.machine.num_gpus
