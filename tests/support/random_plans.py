@@ -19,12 +19,13 @@ def random_operators(rng: random.Random, count: int) -> tuple[OperatorShape, ...
     for index in range(count):
         inputs = rng.sample(range(index), k=min(index, rng.randint(0, 2))) or [INPUT]
         flops = rng.choice((0, rng.randint(1, 40) * 10**6))
+        nbytes = rng.randint(1, 64) * 256
         operators.append(
             OperatorShape(
                 index=index,
                 name=f"op{index}",
                 inputs=tuple(inputs),
-                output_bytes=Growth(per_token=rng.choice((0, rng.randint(1, 64) * 256))),
+                output_bytes=Growth(per_token=nbytes if flops else rng.choice((0, nbytes))),
                 forward_flops=Growth(per_token=flops),
                 backward_flops=Growth(per_token=2 * flops),
                 is_saved=rng.random() < 0.7,
