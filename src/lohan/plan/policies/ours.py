@@ -75,18 +75,25 @@ class _Planner:
             num_micro_batches=num_micro_batches,
             num_update_parts=self.num_update_parts,
         )
-        if self.workload.clips_gradients:
-            decided = self._with_clipping(memory)
-        else:
-            decided = self._without_clipping(memory)
-        system = decided.memory.system
+        if not self.workload.clips_gradients:
+            return self._plan_of(self._without_clipping(memory))
+        ways = self._with_clipping(memory)
+        plans = [self._plan_of(way) for way in ways]
+        seconds = [
+            self.search.load(way.chosen, way.spare, way.memory.system).estimated_seconds
+            for way in ways
+        ]
+        best = min(range(len(ways)), key=lambda way: (not plans[way].ledger.fits, seconds[way]))
+        return plans[best]
+
+    def _plan_of(self, decided: "_Decided") -> Plan:
         blocks = self._decide(decided)
         return Plan(
-            system=system,
+            system=decided.memory.system,
             workload=self.workload,
             num_gpus=self.machine.num_gpus,
             shape=self.shape,
-            num_micro_batches=num_micro_batches,
+            num_micro_batches=decided.memory.num_micro_batches,
             blocks=tuple(blocks),
             ledger=decided.memory.ledger(blocks, decided.gradient_slots),
             num_update_parts=self.num_update_parts,
@@ -110,33 +117,26 @@ class _Planner:
             gradient_slots=slots,
         )
 
-    def _with_clipping(self, memory: OurMemory) -> "_Decided":
-        """All updates wait for the norm: their gradients in RAM, or on SSD if that is faster."""
-        waiting = memory.block_sizes.all_gradients_bytes
+    def _with_clipping(self, memory: OurMemory) -> list["_Decided"]:
+        """All updates wait for the norm: their gradients in RAM, or on SSD."""
         spilling = replace(memory, system=replace(memory.system, spills_gradients=True))
-        ways: list[tuple[OurMemory, int, int | None]] = [
-            (memory, memory.budgets[Tier.RAM] - memory.buffer_bytes - waiting, None),
-            (
-                spilling,
-                spilling.budgets[Tier.RAM] - spilling.buffer_bytes,
-                MIN_GRADIENT_SLOTS,
-            ),
+        waiting = memory.block_sizes.all_gradients_bytes
+        return [
+            self._all_deferred(memory, memory.buffer_bytes + waiting, None),
+            self._all_deferred(spilling, spilling.buffer_bytes, MIN_GRADIENT_SLOTS),
         ]
-        best: tuple[tuple[bool, float], _Decided] | None = None
-        for way, spare, gradient_slots in ways:
-            chosen = self.search.choose(way, max(0, spare))
-            seconds = self.search.load(chosen, max(0, spare), way.system).estimated_seconds
-            if best is None or (spare < 0, seconds) < best[0]:
-                decided = _Decided(
-                    memory=way,
-                    spare=max(0, spare),
-                    chosen=chosen,
-                    deferred=frozenset(range(len(self.search.blocks))),
-                    gradient_slots=gradient_slots,
-                )
-                best = (spare < 0, seconds), decided
-        assert best is not None
-        return best[1]
+
+    def _all_deferred(
+        self, memory: OurMemory, taken_bytes: int, gradient_slots: int | None
+    ) -> "_Decided":
+        spare = max(0, memory.budgets[Tier.RAM] - taken_bytes)
+        return _Decided(
+            memory=memory,
+            spare=spare,
+            chosen=self.search.choose(memory, spare),
+            deferred=frozenset(range(len(self.search.blocks))),
+            gradient_slots=gradient_slots,
+        )
 
     # Which updates are deferred --------------------------------------------------------------
 
