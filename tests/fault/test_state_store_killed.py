@@ -27,7 +27,7 @@ def run_kills(*arguments: str) -> str:
 def test_a_process_killed_at_random_instants_goes_on_from_its_last_seal(
     tmp_path: pathlib.Path,
 ) -> None:
-    assert run_kills("instants", str(tmp_path), "25").endswith("steps\n")
+    assert run_kills("instants", str(tmp_path), "15").endswith("steps\n")
 
 
 @pytest.mark.slow

@@ -247,16 +247,7 @@ class GradientStore:
         error = self._file.settle(ticket.striped)
         if ticket.operation is Operation.WRITE:
             with self._lock:
-                waiting = next(
-                    (w for w in self._waiting.values() if w.buffer is ticket.memory), None
-                )
-                if waiting is not None and waiting.extent is not None:
-                    if error is None:
-                        self._pool.take_back(waiting.buffer)  # type: ignore[arg-type]
-                        waiting.buffer = None
-                    else:
-                        self._file.free(waiting.extent)
-                        waiting.extent = None
+                self._end_spill(ticket, error is None)
         return named_error(error, ticket.what) if error is not None else None
 
     def drop(self, block: BlockId) -> None:
@@ -279,6 +270,17 @@ class GradientStore:
                     self._pool.take_back(waiting.buffer)
             self._waiting.clear()
         self._pool.close()
+
+    def _end_spill(self, ticket: StoreTicket, is_good: bool) -> None:
+        for waiting in self._waiting.values():
+            if waiting.buffer is None or waiting.buffer is not ticket.memory:
+                continue
+            if is_good:
+                self._pool.take_back(waiting.buffer)
+                waiting.buffer = None
+            elif waiting.extent is not None and self._file is not None:
+                self._file.free(waiting.extent)
+                waiting.extent = None
 
     def _find(self, block: BlockId) -> _Waiting:
         if block not in self._waiting:

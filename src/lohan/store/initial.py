@@ -71,6 +71,18 @@ def fill_states(
         raise _missing_names(layout, list(missing))
 
 
+def verify_fill(file: StateFile, residents: Residents, scratch: Buffer) -> None:
+    """Read back what a fill wrote to SSD and compare it. May block: yes.
+
+    Raises:
+        Corrupt: a drive changed bytes; block, part, file and offset are named.
+    """
+    for home in file.extents:
+        block, slot, part = home
+        if slot == 0 and residents.find(block, part) is None:
+            file.verify(home, address=scratch.address, nbytes=scratch.nbytes)
+
+
 def _refuse_unfit(entry: TensorEntry, tensor: torch.Tensor) -> None:
     if tuple(tensor.shape) != entry.shape:
         raise ConfigError(
@@ -110,6 +122,7 @@ class _Writer:
         self._file = file
         self._residents = residents
         self._format = file.layout.compute_format
+        self._shared_pages: set[tuple[Home, int]] = set()
         half_bytes = scratch.nbytes // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self._sides = [_Side(scratch.address + n * half_bytes, []) for n in range(2)]
         # Five areas (fp32 input and four parts), each with room for a shared page at either end.
@@ -184,8 +197,9 @@ class _Writer:
             self.wait()
             where = ByteRange(offset_bytes=offset_bytes, nbytes=ALIGNMENT_BYTES)
             address = start + offset_bytes - page
-            if not self._file.has_checksum(home, where):
-                # No neighbour has come yet.
+            if (home, offset_bytes) not in self._shared_pages:
+                # No neighbour has come yet; what an earlier fill left there does not count.
+                self._shared_pages.add((home, offset_bytes))
                 ctypes.memset(address, 0, ALIGNMENT_BYTES)
                 continue
             ticket = self._file.start_read(home, where, address=address, should_verify=True)

@@ -150,9 +150,11 @@ class StateFile:
 
         A range that cuts through what one checksum covers cannot be, and is read as it is.
         """
-        is_verified = should_verify and self.has_checksum(home, where)
+        extent = self.extents[home]
+        offset_bytes = extent.offset_bytes + where.offset_bytes
+        is_verified = should_verify and self._file.checksums.covers(offset_bytes, where.nbytes)
         ticket = self._file.start_read(
-            self.extents[home],
+            extent,
             address=address,
             nbytes=where.nbytes,
             offset_bytes=where.offset_bytes,
@@ -161,11 +163,6 @@ class StateFile:
         )
         self.tally.add(read_bytes=where.nbytes, verified_bytes=where.nbytes if is_verified else 0)
         return ticket
-
-    def has_checksum(self, home: Home, where: ByteRange) -> bool:
-        """Whether this range was written, in pieces that end where it does."""
-        offset_bytes = self.extents[home].offset_bytes + where.offset_bytes
-        return self._file.checksums.covers(offset_bytes, where.nbytes)
 
     def start_write(
         self,

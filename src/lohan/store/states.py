@@ -16,7 +16,7 @@ import torch
 from lohan.errors import ScheduleError, StorageError
 from lohan.ssd import Operation, Priority, StripedTicket
 from lohan.store.counters import StoreCounters
-from lohan.store.initial import fill_states
+from lohan.store.initial import fill_states, verify_fill
 from lohan.store.layout import ByteRange, Part
 from lohan.store.manifest import Manifest
 from lohan.store.masters import read_masters, read_moments
@@ -273,21 +273,26 @@ class StateStore:
         with self._lock:
             self._books_of(block).finish_update()
 
-    def fill(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def fill(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], *, should_verify: bool = True
+    ) -> None:
         """Take in the first values: every tensor once, in any order, one in RAM at a time.
 
-        fp32, bf16 and fp16 are taken; masters are exact, moments zero. Not sealed by this.
+        fp32, bf16 and fp16 are taken; masters are exact, moments zero. Not sealed by this. What
+        was written is read back and compared, unless that is not wanted.
 
         Raises:
             ConfigError: a name is unknown, twice or missing, or a shape or type is wrong; the store
                 is as empty as before and can be filled again.
-            StorageError: a write failed; likewise.
+            StorageError: a write failed, or Corrupt: a drive changed bytes; likewise.
         """
         with self._lock:
             for books in self._slots.values():
                 books.refuse_fill()
         with self._residents.scratch() as scratch:
             fill_states(self._file, self._residents, tensors, scratch)
+            if should_verify:
+                verify_fill(self._file, self._residents, scratch)
         with self._lock:
             for books in self._slots.values():
                 books.finish_fill()

@@ -1,5 +1,6 @@
 """Gradients that wait in RAM and on SSD."""
 
+import errno
 import os
 import pathlib
 
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from lohan.errors import OutOfSpace, ScheduleError
+from lohan.errors import Corrupt, OutOfSpace, ScheduleError, StorageError
 from lohan.ssd import BufferPool, NativeEngine, RunDirectories
 from lohan.store import GRAIN, GradientStore
 from lohan.vocabulary import BlockId
+from support.fault_engine import Damage, Fail, FaultEngine
 from support.ssd_engines import nothing_leaks, random_bytes
 from support.state_stores import make_directories
 
@@ -126,3 +128,28 @@ def test_leftovers_of_a_killed_process_are_replaced(place) -> None:
     store = GradientStore(run, LENGTHS, engine=engine, num_ram_slots=1, spill_bytes=4096)
     store.close()
     assert sorted(os.listdir(run.paths[1])) == ["lock", "other.0.bin"]
+
+
+def test_a_failed_spill_keeps_the_gradient_in_ram(tmp_path: pathlib.Path) -> None:
+    engine = FaultEngine(NativeEngine(is_uring=False), faults={1: Fail(errno=errno.EIO)})
+    run = RunDirectories.create(make_directories(tmp_path, 1), "g")
+    store = GradientStore(run, LENGTHS, engine=engine, num_ram_slots=1, spill_bytes=32 << 10)
+    values = put(store, BlockId(0))
+    with pytest.raises(StorageError, match="the gradient of block 0: a write failed"):
+        store.wait(store.start_spill(BlockId(0)))
+    assert store.start_read(BlockId(0), 0, GRAIN).is_in_ram
+    ticket = store.start_spill(BlockId(0))
+    with pytest.raises(ScheduleError, match="was not waited for"):
+        store.drop(BlockId(0))
+    store.wait(ticket)
+    engine.faults = {engine.num_requests + 1: Damage()}
+    pool = BufferPool(name="test", slot_bytes=6 * GRAIN, num_slots=1)
+    with pool.lease() as buffer:
+        with pytest.raises(Corrupt, match="of the gradient of block 0"):
+            store.wait(store.start_read(BlockId(0), 0, 3 * GRAIN, buffer))
+        store.wait(store.start_read(BlockId(0), 0, 3 * GRAIN, buffer))
+        assert np.array_equal(buffer.array(), values)
+    pool.close()
+    store.close()
+    run.close()
+    engine.close()

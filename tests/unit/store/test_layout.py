@@ -81,7 +81,7 @@ def test_blocks_of_another_format_are_refused() -> None:
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r'write "0\.weight"'):
-        small_layout().find("0.weigth")
+        small_layout().find("0.weights")
 
 
 def test_blocks_are_counted_from_0() -> None:

@@ -85,7 +85,7 @@ def test_an_older_or_missing_or_damaged_copy_is_named_and_written_anew(sealed, e
     older = json.loads(whole)
     older["seal_number"], older["step"] = 1, 0
     paths[0].write_text(with_checksum(older))
-    paths[1].write_text(whole.replace("second", "secund"))
+    paths[1].write_text(whole.replace("second", "SECOND"))
     with pytest.warns(StateStoreWarning) as caught, opened(directories, engine) as store:
         mirror.judge(contents(store))
     message = str(caught[0].message)
