@@ -12,8 +12,8 @@ from lohan.simulate.durations import Durations
 from lohan.simulate.result import SimulatedStep
 from lohan.simulate.simulator import NUM_STEADY_STEPS, read_off
 
-QUICK_STEPS = NUM_STEADY_STEPS + 2
-"""One step before the measured ones, one after the last of them."""
+QUICK_STEPS = NUM_STEADY_STEPS + 3
+"""Two steps before the measured one, one after it."""
 
 
 def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:

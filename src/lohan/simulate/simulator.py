@@ -18,8 +18,8 @@ from lohan.vocabulary import ComputeKind, Lane, Tier
 
 NUM_STEPS = 5
 """Steps simulated where steps overlap: the first ones fill the pipeline, the last one drains it."""
-NUM_STEADY_STEPS = 2
-"""Steps at the end that are measured; what follows the last one is not waited for."""
+NUM_STEADY_STEPS = 1
+"""Steps at the end that are measured: the pipeline is full, and what follows is not waited for."""
 
 _WORDS = {
     Lane.GPU: "GPU compute",
@@ -144,8 +144,7 @@ def _boundaries(schedule: Schedule, times: ClockResult) -> tuple[float, float, f
     if schedule.num_steps == 2:
         begin = everything[0]
         return begin, forward_ends[1], backward_ends[1], everything[1]
-    # Without a barrier a step is what lies between two last gradients. Updates may lag behind by
-    # up to a step, so two steps are averaged.
+    # Without a barrier a step is what lies between two last gradients.
     step = last - 1
     seconds = (backward_ends[step] - backward_ends[step - NUM_STEADY_STEPS]) / NUM_STEADY_STEPS
     end = backward_ends[step]

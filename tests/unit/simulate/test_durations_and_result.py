@@ -1,0 +1,105 @@
+from dataclasses import replace
+
+import pytest
+
+from lohan.plan import Workload, make_plan
+from lohan.plan.system import DrivingRates
+from lohan.schedule import Compute, Move, Task
+from lohan.simulate import simulate_plan
+from lohan.simulate.durations import Durations
+from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
+from support.hand_made import block, machine, model, operator
+
+
+def seconds(
+    lane: Lane, action: Move | Compute, rates: DrivingRates | None = None, *, num_gpus: int = 1
+) -> float:
+    durations = Durations(machine(num_gpus=num_gpus), rates or DrivingRates())
+    return durations.of(Task(TaskId(0), lane, BlockId(0), 0, action))
+
+
+READ = Move(TensorKind.P16, Tier.SSD, Tier.RAM, 10**9)
+COPY = Move(TensorKind.A16, Tier.GPU, Tier.RAM, 10**9)
+UPDATE = Compute(ComputeKind.UPDATE, num_parameters=10**9)
+
+
+def test_a_task_takes_its_bytes_flops_or_parameters_over_the_rate() -> None:
+    assert seconds(Lane.SSD_READ, READ) == pytest.approx(1)
+    assert seconds(Lane.GPU_TO_RAM, COPY) == pytest.approx(1)
+    assert seconds(Lane.GPU, Compute(ComputeKind.FORWARD, flops=10**12)) == pytest.approx(1)
+    touching = Compute(ComputeKind.UPDATE, touched_bytes=10**12)
+    assert seconds(Lane.GPU, touching) == pytest.approx(1)
+    assert seconds(Lane.CPU, UPDATE) == pytest.approx(1)
+    reduce = Compute(ComputeKind.REDUCE, num_parameters=28 * 10**8)
+    assert seconds(Lane.CPU, reduce) == pytest.approx(0.6)
+
+
+def test_a_system_may_reach_less_than_the_machine() -> None:
+    half = DrivingRates(gpu_share=0.5, ssd_share=0.5, cpu_share=0.5, copy_share=0.5)
+    assert seconds(Lane.SSD_READ, READ, half) == pytest.approx(2)
+    assert seconds(Lane.GPU_TO_RAM, COPY, half) == pytest.approx(2)
+    assert seconds(Lane.CPU, UPDATE, half) == pytest.approx(2)
+    pageable = DrivingRates(activation_copy_bytes_per_second=0.25e9)
+    assert seconds(Lane.GPU_TO_RAM, COPY, pageable) == pytest.approx(4)
+
+
+def test_several_gpus_stage_state_bytes_or_divide_copies() -> None:
+    staged = DrivingRates(staging_bytes_per_second=1e9)
+    assert seconds(Lane.SSD_READ, READ, staged) == pytest.approx(1)
+    assert seconds(Lane.SSD_READ, READ, staged, num_gpus=2) == pytest.approx(2)
+    divided = DrivingRates(partitions_over_gpus=True)
+    assert seconds(Lane.GPU_TO_RAM, COPY, divided, num_gpus=2) == pytest.approx(0.5)
+    assert seconds(Lane.CPU, UPDATE, divided, num_gpus=2) == pytest.approx(0.5)
+
+
+SHAPE = model(*[block(operator(0), num_parameters=10**8)] * 4)
+
+
+def test_result_fields_follow_from_each_other() -> None:
+    box = machine(ram_gb=10)
+    plan = make_plan("lohan", box, SHAPE, Workload(batch=2, sequence=16))
+    step = simulate_plan(plan, box)
+    parts = step.forward_seconds + step.backward_seconds + step.optimizer_seconds
+    assert parts == pytest.approx(step.step_seconds)
+    assert step.tokens_per_second == pytest.approx(32 / step.step_seconds)
+    assert step.sequences_per_second == pytest.approx(2 / step.step_seconds)
+    assert step.paper_tflops == pytest.approx(step.tokens_per_second * 8 * 4e8 / 1e12)
+    # Four operators of 1e9 FLOPs forward and 2e9 backward, whatever is run again.
+    assert step.model_flops == 12e9
+    assert step.model_tflops == pytest.approx(12e-3 / step.step_seconds)
+    assert 0 < step.roofline_share <= 1
+    assert step.busy_share(Lane.PEER) == 0
+    assert step.gpu_busy_share == step.busy_share(Lane.GPU) > 0
+    assert step.endurance_share_per_step == step.written_bytes / 1e15
+    assert step.num_steps_for(3200) == pytest.approx(100)
+    assert step.price_dollars == 2100
+    fields = step.to_json_fields()
+    assert fields["simulated"] is True
+    assert fields["written_bytes_per_step"] == step.written_bytes == 14 * 4 * 10**8
+
+
+def test_bottleneck_is_named_or_said_to_be_mutual_waiting() -> None:
+    box = machine(ssd_gb=0.01, ram_gb=5)
+    slow = simulate_plan(make_plan("lohan", box, SHAPE, Workload(batch=1, sequence=16)), box)
+    assert slow.bottleneck.startswith("the SSDs (")
+    assert slow.roofline_resource == "the SSDs"
+    even = machine(ram_gb=10, link_gb=1, tflops=0.01)
+    serial = make_plan("zero-infinity", even, SHAPE, Workload(batch=1, sequence=16))
+    assert "waiting of" in simulate_plan(serial, even).bottleneck
+
+
+def test_duplex_drives_are_judged_by_their_busier_direction() -> None:
+    box = machine(ssd_gb=0.01, ram_gb=5, is_duplex=True)
+    step = simulate_plan(make_plan("lohan", box, SHAPE, Workload(batch=1, sequence=16)), box)
+    assert step.roofline_resource in ("SSD reads", "SSD writes")
+
+
+def test_a_longer_simulation_says_the_same() -> None:
+    from lohan.simulate import read_off, replay, settled_schedule
+
+    box = replace(machine(ram_gb=6), name="box")
+    plan = make_plan("lohan+", box, SHAPE, Workload(batch=2, sequence=16))
+    short = simulate_plan(plan, box)
+    schedule = settled_schedule(plan, box, num_steps=12)
+    long = read_off(schedule, replay(schedule, plan, box), plan, box)
+    assert long.step_seconds == pytest.approx(short.step_seconds, rel=0.01)
