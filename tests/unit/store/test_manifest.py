@@ -268,3 +268,59 @@ def test_states_of_another_model_are_refused(sealed, engine) -> None:
         pass
     with opened(directories, engine, layout=small_layout()):
         pass
+
+
+def test_a_seal_makes_everything_durable_in_the_right_order(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories = make_directories(tmp_path, 2)
+    events: list[str] = []
+    inner = NativeEngine(is_uring=False)
+
+    class NotingEngine:
+        def __getattr__(self, name: str):
+            return getattr(inner, name)
+
+        def start_write(self, file, *arguments):
+            events.append(f"write {os.path.basename(file.path)}")
+            return inner.start_write(file, *arguments)
+
+        def start_flush(self, file):
+            events.append(f"flush {os.path.basename(file.path)}")
+            return inner.start_flush(file)
+
+    def note(name: str) -> None:
+        call = getattr(os, name)
+
+        def noted(*arguments):
+            target = arguments[-1] if name == "replace" else arguments[0]
+            path = os.readlink(f"/proc/self/fd/{target}") if name != "replace" else target
+            events.append(f"{name} {os.path.relpath(path, tmp_path)}")
+            return call(*arguments)
+
+        monkeypatch.setattr(os, name, noted)
+
+    layout = small_layout()
+    with created(directories, layout, NotingEngine(), {BlockId(0): [Part.P16]}) as store:
+        store.fill(random_tensors(layout).items())
+        events.clear()
+        for name in ("write", "fsync", "replace"):
+            note(name)
+        store.seal(step=0)
+        monkeypatch.undo()
+    inner.close()
+    assert {"write states.0.bin", "write states.1.bin"} >= set(events[:-12]) != set()
+    assert events[-12:] == [
+        "flush states.0.bin",
+        "flush states.1.bin",
+        "fsync ssd0",
+        "fsync ssd1",
+        "write ssd0/lohan-tests/manifest.json.tmp",
+        "fsync ssd0/lohan-tests/manifest.json.tmp",
+        "write ssd1/lohan-tests/manifest.json.tmp",
+        "fsync ssd1/lohan-tests/manifest.json.tmp",
+        "replace ssd0/lohan-tests/manifest.json",
+        "fsync ssd0/lohan-tests",
+        "replace ssd1/lohan-tests/manifest.json",
+        "fsync ssd1/lohan-tests",
+    ]
