@@ -102,6 +102,8 @@ def test_row_that_cannot_be_simulated_is_reported_with_the_reason(
         {"system": "LoHan"},
         {"batch": "best"},
         {"batch": "-"},
+        {"batch": "8.0", "num_gpus": "1.0", "ram_gb": "768.00", "num_ssds": "12."},
+        {"gpu": "RTX 4090"},
         {"ram_gb": "-", "num_ssds": "-", "num_gpus": "-"},
         {"metric": "step_seconds", "value": 12},
         {"metric": "gpu_busy_percent", "value": 50},
@@ -115,6 +117,35 @@ def test_other_models_metrics_and_spellings_are_simulated(
     (one,) = ran.fields["rows"]
     assert one["reason"] == ""
     assert one["simulated"] > 0
+
+
+@pytest.mark.parametrize(
+    ("cells", "simulated"),
+    [
+        ({"num_gpus": 2, "model": "-", "batch": "-", "metric": "max_model", "value": "70B"}, "70B"),
+        (
+            {"num_gpus": 4, "model": "-", "batch": "Any", "metric": "max_model", "value": "70b"},
+            "70B",
+        ),
+        ({"system": "fast-dit", "batch": 1, "metric": "max_model", "value": "10B"}, "0.90B"),
+        (
+            {
+                "system": "Fast-DiT",
+                "model": "10B",
+                "batch": "Any",
+                "metric": "feasible",
+                "value": "No",
+            },
+            "no",
+        ),
+    ],
+)
+def test_capacity_rows_of_several_gpus_and_diffusion_models_are_answered(
+    tmp_path: pathlib.Path, cells: dict[str, object], simulated: str
+) -> None:
+    ran = run_lohan("reproduce", "--rows", rows_file(tmp_path, row(**cells)), "--json")
+    (one,) = ran.fields["rows"]
+    assert (one["reason"], one["simulated"]) == ("", simulated)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,15 @@ def console() -> Console:
 
 def table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """An empty table; the columns in `numbers` are set to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        # A title is not broken to the width of a narrow table.
+        min_width=len(title.strip()),
+    )
     for number, column in enumerate(columns):
         is_number = column in numbers
         # Names in the first column and numbers are read whole; long texts may wrap.

@@ -65,7 +65,7 @@ def show_ledger(answer: Answer, console: Console) -> None:
         budget = ledger.budgets[tier]
         for line in ledger.lines_of(tier):
             shown.add_row(
-                tier, line.purpose, format_bytes(line.nbytes), f"{line.nbytes / budget:.1%}"
+                tier, line.purpose, format_bytes(line.nbytes), _share(line.nbytes, budget)
             )
         spare = ledger.spare(tier)
         verdict = f"{format_bytes(spare)} spare" if spare >= 0 else f"{format_bytes(-spare)} short"
@@ -73,11 +73,16 @@ def show_ledger(answer: Answer, console: Console) -> None:
             tier,
             f"total of {format_bytes(budget)} allowed, {verdict}",
             format_bytes(ledger.total(tier)),
-            f"{ledger.total(tier) / budget:.1%}",
+            _share(ledger.total(tier), budget),
             style="bold",
             end_section=True,
         )
     console.print(shown)
+
+
+def _share(nbytes: int, budget: int) -> str:
+    # Of a memory of a byte, nothing is allowed.
+    return f"{nbytes / budget:.1%}" if budget else "-"
 
 
 def show_step(step: SimulatedStep, run: RunTotals, console: Console) -> None:

@@ -176,14 +176,15 @@ def machine_named(name: str) -> Machine:
     Raises:
         ConfigError: if there is none of that name; the message names the nearest.
     """
-    if name not in _PRESETS:
+    preset = _PRESETS.get(name.strip().casefold())
+    if preset is None:
         raise ConfigError(
             f'there is no machine named "{name}"',
             why="it is neither a preset nor the path of a .json file",
             remedy=f"{nearest_names(name, MACHINE_NAMES)}, or give the path of a machine file "
             "(.json)",
         )
-    return _PRESETS[name]()
+    return preset()
 
 
 def machine_from(text: str) -> Machine:

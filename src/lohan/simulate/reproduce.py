@@ -21,7 +21,7 @@ from lohan.plan.policies import make_plan
 from lohan.plan.system import UpdateTiming
 from lohan.plan.workload import Workload
 from lohan.simulate.result import SimulatedStep
-from lohan.simulate.rows import GPT_SIZES, PublishedRow
+from lohan.simulate.rows import GPT_SIZES, PublishedRow, whole_number
 from lohan.simulate.simulator import simulate_plan
 from lohan.units import GIB
 
@@ -34,7 +34,7 @@ FIGURE_BATCHES = {("Fig 10a", "lohan"): 24, ("Fig 10a", "zero-infinity"): 8}
 
 SYSTEM_NAMES = {"ratel": "lohan", "ratel-dp": "lohan", "fast-dit": "gpu-only"}
 """Other names the sources use for a system."""
-DIT_SIZES = ("0.67B", "0.90B", "0.9B", "1.4B", "10B", "20B", "40B")
+DIT_SIZES = ("0.67B", "0.9B", "0.90B", "1.4B", "10B", "20B", "40B")
 """The paper's diffusion models; no GPT has one of these sizes."""
 
 THROUGHPUT_METRICS = ("tokens_per_second", "tflops", "images_per_second", "samples_per_second")
@@ -61,7 +61,7 @@ class ReproducedRow:
         """Whether a capacity row agrees; None for rows with a number."""
         if self.row.metric not in CAPACITY_METRICS or self.reason:
             return None
-        return self.published == self.simulated
+        return str(self.published).casefold() == str(self.simulated).casefold()
 
     def to_fields(self) -> dict[str, object]:
         """Every column, then published, simulated and relative_error."""
@@ -76,7 +76,8 @@ class ReproducedRow:
 
 def machine_of(row: PublishedRow) -> Machine:
     """The paper's server as the row describes it."""
-    machine = machine_named(f"paper-{row.gpu}").with_gpus(row.num_gpus)
+    gpu = row.gpu.casefold().removeprefix("rtx").strip(" -")
+    machine = machine_named(f"paper-{gpu}").with_gpus(row.num_gpus)
     if row.ram_gb is not None:
         machine = machine.with_ram(row.ram_gb * GIB)
     if row.num_ssds is not None:
@@ -220,14 +221,14 @@ def _whole_batch(word: str) -> int:
     Raises:
         ConfigError: if it is no whole number.
     """
-    try:
-        return int(word)
-    except ValueError as error:
+    batch = whole_number(word)
+    if batch is None:
         raise ConfigError(
             f"the batch {word!r} is not known",
             why='a whole number, "best", "largest", "any" or "-" was expected',
             remedy="correct the row",
-        ) from error
+        )
+    return batch
 
 
 def _text(row: PublishedRow, published: str, simulated: str) -> ReproducedRow:
@@ -245,7 +246,7 @@ def _feasible(row: PublishedRow) -> str:
     if row.model.endswith("and up"):
         smallest = _shape(row.model.removesuffix("and up").strip()).num_parameters
         models = [size for size in GPT_SIZES if _shape(size).num_parameters >= smallest]
-    batches = [word.strip() for word in row.batch.split("/")]
+    batches = [word.strip().casefold() for word in row.batch.split("/")]
     if len(batches) == 1:
         batches *= len(models)
     if len(batches) != len(models):
@@ -265,7 +266,11 @@ def _feasible(row: PublishedRow) -> str:
 
 
 def _max_model(row: PublishedRow) -> str:
-    batch = 1 if row.batch in ("-", "any", "") else _whole_batch(row.batch)
+    is_stated = row.batch.casefold() not in ("-", "any", "")
+    batch = _whole_batch(row.batch) if is_stated else row.num_gpus
+    if row.value in DIT_SIZES:
+        fitting = [size for size in DIT_SIZES if _fits(row, size, batch)]
+        return fitting[-1] if fitting else "none"
     sizes = [size for size in GPT_SIZES if size not in ("65B", "70B")]
     # One model, two names: answer with the one the row uses; Fig 8 says 65B, Fig 6 says 70B.
     says_65b = row.value == "65B" or (row.value != "70B" and row.source.startswith("Fig 8"))

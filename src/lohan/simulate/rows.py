@@ -56,14 +56,22 @@ class PublishedRow:
         return {column: getattr(self, column) for column in COLUMNS}
 
 
+def whole_number(text: str) -> int | None:
+    """The whole number a cell holds; None if it holds none. Spreadsheets write 12 as 12.0."""
+    digits = text.strip()
+    if "." in digits:
+        digits = digits.rstrip("0").removesuffix(".")
+    try:
+        return int(digits)
+    except ValueError:
+        return None
+
+
 def _whole(text: str, *, column: str, line: int) -> int | None:
     if text.strip() in ("-", ""):
         return None
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+    number = whole_number(text)
+    if number is None or number < 1:
         raise ConfigError(
             f"line {line} has {column} {text!r}",
             why="a whole number of 1 or more, or '-' for unstated, was expected",

@@ -326,6 +326,10 @@ def test_an_unknown_name_gets_the_nearest_and_the_way_to_a_file() -> None:
     with pytest.raises(ConfigError, match=r'write "paper-4090".*path of a machine file'):
         machine_named("paper4090")
     with pytest.raises(ConfigError, match=r'write "desktop-4090"'):
-        machine_from("Desktop-4090")
+        machine_from("Desktop_4090")
     with pytest.raises(ConfigError, match=r"write one of .*dgx-a100"):
         machine_from("zzz")
+
+
+def test_a_preset_is_found_however_its_name_is_written() -> None:
+    assert machine_named(" Paper-4090") == machine_named("paper-4090")

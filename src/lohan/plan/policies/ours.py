@@ -83,8 +83,13 @@ class _Planner:
             self.search.load(way.chosen, way.spare, way.memory.system).estimated_seconds
             for way in ways
         ]
-        best = min(range(len(ways)), key=lambda way: (not plans[way].ledger.fits, seconds[way]))
-        return plans[best]
+
+        def rank(way: int) -> tuple[int, int, float]:
+            # Where neither fits, the one that needs less RAM is what a user must make room for.
+            short = plans[way].ledger.shortages()
+            return short.get(Tier.RAM, 0), short.get(Tier.SSD, 0), seconds[way]
+
+        return plans[min(range(len(ways)), key=rank)]
 
     def _plan_of(self, decided: "_Decided") -> Plan:
         blocks = self._decide(decided)
