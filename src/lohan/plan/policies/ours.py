@@ -191,12 +191,18 @@ class _Planner:
 
     def _decide(self, decided: "_Decided") -> list[BlockPlan]:
         chosen, spare = decided.chosen, decided.spare
-        in_ram = self.search.fill(chosen, spare).activation_bytes // self.machine.num_gpus
+        in_ram = self.search.fill(chosen, spare).activation_bytes
+        if in_ram == chosen.swapped_bytes * self.machine.num_gpus:
+            # All of it: whole outputs may need a little more than the search's shares.
+            in_ram = spare
         plans = spread_tiers(
             chosen.orders,
             chosen.inputs,
             chosen.point.num_items,
-            ((Choice.KEEP, chosen.kept_bytes), (Choice.SWAP_TO_RAM, in_ram)),
+            (
+                (Choice.KEEP, chosen.kept_bytes),
+                (Choice.SWAP_TO_RAM, in_ram // self.machine.num_gpus),
+            ),
         )
         plans[-1] = replace(plans[-1], input_choice=Choice.KEEP)
         last = len(plans) - 1
