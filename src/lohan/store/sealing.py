@@ -88,17 +88,15 @@ def verifiable_homes(
     slots: Mapping[BlockId, BlockSlots],
     last: Manifest | None,
 ) -> tuple[Home, ...]:
-    """Extents whose bytes are known to be what was written: sealed ones, and whole current ones."""
+    """Extents of the last seal; without one that is kept apart, whole ones of current values."""
+    if last is not None and last.slot_count is SlotCount.TWO:
+        return last.sealed_homes()
     current = tuple(books.current_slot for books in slots.values())
-    wanted = dict.fromkeys(
+    return tuple(
         home
         for home in sealed_homes(file.layout, current)
         if _is_whole_on_ssd(file, residents, slots, home)
     )
-    # One slot that is ahead of its seal holds what is current, and no more what was sealed.
-    if last is not None and last.slot_count is SlotCount.TWO:
-        wanted |= dict.fromkeys(last.sealed_homes())
-    return tuple(wanted)
 
 
 def _is_whole_on_ssd(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lohan.errors import ScheduleError, StorageError
+from lohan.errors import StorageError
 from lohan.ssd import Operation, Priority, StripedTicket
 from lohan.store.counters import StoreCounters
 from lohan.store.initial import fill_states, verify_fill
@@ -25,6 +25,7 @@ from lohan.store.sealing import SealBook, verifiable_homes, verify_homes
 from lohan.store.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.state_file import Home, StateFile, home_of
 from lohan.store.tickets import HostMemory, StoreTicket, checked_memory, dtype_of
+from lohan.store.whole_store import WholeStoreTurn
 from lohan.vocabulary import BlockId
 
 
@@ -54,7 +55,7 @@ class StateStore:
         self._should_verify_reads = should_verify_reads
         self._lock = threading.Lock()
         self._writes: dict[BlockId, list[StoreTicket]] = {block: [] for block in self._slots}
-        self._is_sealing = False
+        self._turn = WholeStoreTurn()
 
     @property
     def sealed(self) -> Manifest | None:
@@ -149,12 +150,7 @@ class StateStore:
         """
         with self._lock:
             self._seals.refuse_if_failed()
-            if self._is_sealing:
-                raise ScheduleError(
-                    f"an update of block {block} began during a seal",
-                    why="the seal would hold a mix of two steps",
-                    remedy="order updates after the seal; this is a mistake in lohan",
-                )
+            self._turn.refuse_update(block)
             self._books_of(block).begin_update()
 
     def start_write(
@@ -321,33 +317,30 @@ class StateStore:
                 manifest failed it can be tried again, else the run has to be opened again.
             CopiesInDoubt: this seal or the one before; opening the run tells.
         """
-        with self._lock:
-            self._seals.refuse_if_failed()
-            for books in self._slots.values():
-                books.refuse_seal()
-            if self._is_sealing:
-                raise ScheduleError(
-                    "a seal began during another one",
-                    why="there is one manifest",
-                    remedy="order them; this is a mistake in lohan",
-                )
-            self._is_sealing = True
-        try:
+        with self._turn.taken("a seal", should_bar_updates=True):
+            with self._lock:
+                self._seals.refuse_if_failed()
+                for books in self._slots.values():
+                    books.refuse_seal()
             return self._seals.seal(
                 self._file, self._residents, self._slots, step=step, metadata=metadata or {}
             )
-        finally:
-            self._is_sealing = False
 
     def verify(self) -> None:
-        """Compare every byte that is sealed, or current and on SSD, with its checksum. Blocks.
+        """Compare every byte of the last seal with its checksum. May block: yes.
+
+        With two slots updates may go on meanwhile. Without a seal, or with one slot, the bytes are
+        those of the current values on SSD, and no update may begin.
 
         Raises:
             Corrupt: naming block, part, file and offset.
+            ScheduleError: a seal is going on, or scratch memory is in use.
         """
-        with self._lock:
-            wanted = verifiable_homes(self._file, self._residents, self._slots, self.sealed)
-        verify_homes(self._file, self._residents, wanted)
+        is_beside_updates = self.sealed is not None and self.slot_count is SlotCount.TWO
+        with self._turn.taken("a verification", should_bar_updates=not is_beside_updates):
+            with self._lock:
+                wanted = verifiable_homes(self._file, self._residents, self._slots, self.sealed)
+            verify_homes(self._file, self._residents, wanted)
 
     def close(self, *, should_delete: bool = False) -> None:
         """Finish what was started and let everything go; delete the run's states if asked.

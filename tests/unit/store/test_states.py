@@ -25,6 +25,7 @@ from lohan.store import (
     parts_of_kinds,
     resident_bytes,
 )
+from lohan.store.state_file import StateFile
 from lohan.vocabulary import BlockId, TensorKind
 from support.ssd_engines import NATIVE, make_engine, nothing_leaks
 from support.state_stores import (
@@ -365,7 +366,9 @@ def test_the_split_parts_are_those_of_the_optimizer(tmp_path: pathlib.Path, engi
     )
 
 
-def test_blocks_are_updated_by_several_threads_at_once(tmp_path: pathlib.Path, engine) -> None:
+def test_blocks_are_updated_by_several_threads_beside_a_verification(
+    tmp_path: pathlib.Path, engine
+) -> None:
     layout = StateLayout.pack(
         {f"b{n}": (TensorEntry(name=f"w{n}", shape=(n + 1, 3000)),) for n in range(4)}
     )
@@ -373,9 +376,11 @@ def test_blocks_are_updated_by_several_threads_at_once(tmp_path: pathlib.Path, e
     with created(directories, layout, engine, {BlockId(2): [Part.M32]}) as store:
         store.fill(random_tensors(layout).items())
         mirror = MirrorStates(contents(store))
-        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        with concurrent.futures.ThreadPoolExecutor(5) as threads:
             for step in range(1, 6):
                 done = [threads.submit(update, store, BlockId(n), step) for n in range(4)]
+                if step > 1:
+                    done.append(threads.submit(store.verify))
                 for future in done:
                     future.result()
                 mirror.update_all(step)
@@ -415,3 +420,47 @@ def test_an_update_cannot_end_or_be_sealed_while_a_write_of_it_is_being_started(
             books.enter_write(part, 0, 32)
         with pytest.raises(ScheduleError, match="still starting a write"):
             store.finish_update(B0)
+
+
+def test_a_seal_and_a_verification_take_turns_and_bar_updates_that_would_mix(
+    tmp_path: pathlib.Path, engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = small_layout()
+    with created(make_directories(tmp_path, 1), layout, engine) as store:
+        store.fill(random_tensors(layout).items())
+        refusals = []
+        verify_extent, flush = StateFile.verify, StateFile.flush
+
+        def attempt() -> None:
+            for call in (store.verify, lambda: store.seal(step=1), lambda: store.begin_update(B0)):
+                try:
+                    call()
+                except ScheduleError as error:
+                    refusals.append(error.what)
+
+        def during_flush(file: StateFile) -> None:
+            attempt()
+            flush(file)
+
+        monkeypatch.setattr(StateFile, "flush", during_flush)
+        store.seal(step=0)
+        assert refusals == [
+            "a verification began during a seal",
+            "a seal began during a seal",
+            "an update of block 0 began during a seal",
+        ]
+        refusals.clear()
+
+        def during_verification(file: StateFile, home, **memory) -> None:
+            if not refusals:
+                attempt()
+                assert refusals == [
+                    "a verification began during a verification",
+                    "a seal began during a verification",
+                ]
+            verify_extent(file, home, **memory)
+
+        # With a seal in a slot of its own an update begins beside a verification.
+        monkeypatch.setattr(StateFile, "verify", during_verification)
+        store.verify()
+        assert store.state_of(B0) is BlockState.UPDATING
