@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lohan.errors import Corrupt, OutOfSpace, ScheduleError, StorageError
-from lohan.ssd import BufferPool, NativeEngine, RunDirectories
+from lohan.ssd import BufferPool, MemoryEngine, NativeEngine, RunDirectories
 from lohan.store import GRAIN, GradientStore
 from lohan.vocabulary import BlockId
 from support.fault_engine import Damage, Fail, FaultEngine
@@ -153,3 +153,27 @@ def test_a_failed_spill_keeps_the_gradient_in_ram(tmp_path: pathlib.Path) -> Non
     store.close()
     run.close()
     engine.close()
+
+
+def test_too_little_room_on_ssd_is_refused_and_nothing_is_held(tmp_path: pathlib.Path) -> None:
+    run = RunDirectories.create(make_directories(tmp_path, 1), "g")
+    engine = MemoryEngine(capacity_bytes=4096)
+    with pytest.raises(OutOfSpace):
+        GradientStore(run, LENGTHS, engine=engine, num_ram_slots=1, spill_bytes=1 << 20)
+    store = GradientStore(run, LENGTHS, engine=engine, num_ram_slots=2)
+    assert sum(nbytes for _, nbytes in store.ram_regions) == store.ram_held_bytes
+    store.close()
+    run.close()
+
+
+def test_a_closed_engine_refuses_to_spill_and_the_gradient_stays(tmp_path: pathlib.Path) -> None:
+    run = RunDirectories.create(make_directories(tmp_path, 1), "g")
+    engine = NativeEngine(is_uring=False)
+    store = GradientStore(run, LENGTHS, engine=engine, num_ram_slots=1, spill_bytes=1 << 20)
+    put(store, BlockId(0))
+    engine.close()
+    with pytest.raises(ScheduleError, match="engine was given a request"):
+        store.start_spill(BlockId(0))
+    assert store.start_read(BlockId(0), 0, GRAIN).is_in_ram
+    store.close()
+    run.close()

@@ -116,6 +116,9 @@ def test_states_of_another_model_are_refused_with_the_first_difference() -> None
     other = StateLayout.pack({"embedding": (entry("embed", 70, 34),)})
     with pytest.raises(CheckpointError, match=r"70, 33.*70, 34"):
         refuse_other_layout(saved, other)
+    renamed = StateLayout.pack({"tokens": (entry("embed", 70, 33),)})
+    with pytest.raises(CheckpointError, match="block embedding is saved, the model has tokens"):
+        refuse_other_layout(saved, renamed)
 
 
 def test_a_block_without_tensors_has_no_parts() -> None:

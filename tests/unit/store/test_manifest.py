@@ -324,3 +324,16 @@ def test_a_seal_makes_everything_durable_in_the_right_order(
         "replace ssd1/lohan-tests/manifest.json",
         "fsync ssd1/lohan-tests",
     ]
+
+
+def test_a_manifest_that_cannot_be_read_is_named(sealed, engine) -> None:
+    directories, _ = sealed
+    path = manifests(directories)[1]
+    path.unlink()
+    path.mkdir()
+    with (
+        pytest.raises(StorageError, match="a manifest could not be read") as caught,
+        opened(directories, engine),
+    ):
+        pass
+    assert caught.value.path == str(path)

@@ -464,3 +464,29 @@ def test_a_seal_and_a_verification_take_turns_and_bar_updates_that_would_mix(
         monkeypatch.setattr(StateFile, "verify", during_verification)
         store.verify()
         assert store.state_of(B0) is BlockState.UPDATING
+
+
+def test_where_warnings_are_errors_one_slot_leaves_nothing_behind(tmp_path, engine) -> None:
+    directories = make_directories(tmp_path, 1)
+    run = RunDirectories.create(directories, RUN_ID)
+    with pytest.raises(StateStoreWarning):
+        create_states(run, small_layout(), engine=engine, slot_count=SlotCount.ONE)
+    run.close(should_delete=True)
+    assert list(directories[0].iterdir()) == []
+
+
+def test_writes_belong_to_an_update_and_engines_that_are_closed_tear_it(tmp_path) -> None:
+    layout = small_layout()
+    engine = NativeEngine(is_uring=False)
+    pool = BufferPool(name="test", slot_bytes=4 * GRAIN, num_slots=1)
+    with created(make_directories(tmp_path, 1), layout, engine) as store, pool.lease() as buffer:
+        store.fill(random_tensors(layout).items())
+        assert store.dtype_of(Part.P16) is torch.bfloat16
+        with pytest.raises(ScheduleError, match="between begin_update and its end"):
+            store.start_write(B0, Part.P16, 0, GRAIN, buffer)
+        store.begin_update(B0)
+        engine.close()
+        with pytest.raises(ScheduleError, match="engine was given a request"):
+            store.start_write(B0, Part.P16, 0, GRAIN, buffer)
+        assert store.state_of(B0) is BlockState.TORN
+    pool.close()
