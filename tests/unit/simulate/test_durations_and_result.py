@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from lohan.plan import Workload, make_plan
+from lohan.plan import POLICY_NAMES, Workload, make_plan
 from lohan.plan.system import DrivingRates
 from lohan.schedule import Compute, Move, Task
-from lohan.simulate import simulate_plan
+from lohan.simulate import read_off, replay, settled_schedule, simulate_plan
 from lohan.simulate.durations import Durations
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 from support.hand_made import block, machine, model, operator
@@ -95,11 +95,22 @@ def test_duplex_drives_are_judged_by_their_busier_direction() -> None:
 
 
 def test_a_longer_simulation_says_the_same() -> None:
-    from lohan.simulate import read_off, replay, settled_schedule
-
     box = replace(machine(ram_gb=6), name="box")
     plan = make_plan("lohan+", box, SHAPE, Workload(batch=2, sequence=16))
     short = simulate_plan(plan, box)
     schedule = settled_schedule(plan, box, num_steps=12)
     long = read_off(schedule, replay(schedule, plan, box), plan, box)
     assert long.step_seconds == pytest.approx(short.step_seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("frozen", [0, 10**6])
+def test_a_model_that_trains_nothing_still_takes_a_step(frozen: int, clips: bool) -> None:
+    shape = model(*[block(operator(0), num_parameters=frozen, frozen=frozen)] * 3)
+    workload = Workload(batch=1, sequence=16, clips_gradients=clips)
+    for policy in POLICY_NAMES:
+        step = simulate_plan(make_plan(policy, machine(), shape, workload), machine())
+        assert step.step_seconds > 0
+        # Only activations move; a norm of nothing takes no time.
+        assert step.compute_seconds[ComputeKind.UPDATE] == 0
+        assert policy != "lohan+" or step.written_bytes == 0
