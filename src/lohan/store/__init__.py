@@ -25,7 +25,7 @@ from lohan.store.residents import (
 )
 from lohan.store.slots import BlockState, SlotCount
 from lohan.store.states import StateStore
-from lohan.store.tickets import HostMemory, StoreTicket
+from lohan.store.tickets import RamBuffer, StoreTicket
 
 __all__ = [
     "GRAIN",
@@ -41,9 +41,9 @@ __all__ = [
     "CopiesInDoubt",
     "FoundManifest",
     "GradientStore",
-    "HostMemory",
     "Manifest",
     "Part",
+    "RamBuffer",
     "SlotCount",
     "StateLayout",
     "StateStore",

@@ -28,7 +28,7 @@ from lohan.ssd import (
 from lohan.store.counters import StoreCounters, Tally
 from lohan.store.rewording import named_error
 from lohan.store.scratch_file import make_scratch_file
-from lohan.store.tickets import HostMemory, StoreTicket, checked_memory
+from lohan.store.tickets import RamBuffer, StoreTicket, checked_memory
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId
 
@@ -131,7 +131,7 @@ class ActivationStore:
     def start_put(
         self,
         key: ActivationKey,
-        memory: HostMemory,
+        memory: RamBuffer,
         nbytes: int,
         *,
         offset_bytes: int = 0,
@@ -171,7 +171,7 @@ class ActivationStore:
     def start_get(
         self,
         key: ActivationKey,
-        memory: HostMemory,
+        memory: RamBuffer,
         *,
         offset_bytes: int = 0,
         priority: Priority = Priority.PREFETCH,
@@ -252,7 +252,7 @@ class ActivationStore:
         self,
         operation: Operation,
         key: ActivationKey,
-        memory: HostMemory,
+        memory: RamBuffer,
         offset_bytes: int,
         extent: Extent,
         nbytes: int,

@@ -28,7 +28,7 @@ from lohan.store.counters import StoreCounters, Tally
 from lohan.store.layout import GRAIN
 from lohan.store.rewording import named_error
 from lohan.store.scratch_file import make_scratch_file
-from lohan.store.tickets import HostMemory, StoreTicket, checked_memory
+from lohan.store.tickets import RamBuffer, StoreTicket, checked_memory
 from lohan.vocabulary import BlockId
 
 GRADIENTS_NAME = "gradients"
@@ -175,7 +175,7 @@ class GradientStore:
         block: BlockId,
         begin: int,
         end: int,
-        memory: HostMemory | None = None,
+        memory: RamBuffer | None = None,
         *,
         offset_bytes: int = 0,
         priority: Priority = Priority.PREFETCH,

@@ -24,7 +24,7 @@ from lohan.store.residents import Residents
 from lohan.store.sealing import SealBook, verifiable_homes, verify_homes
 from lohan.store.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.state_file import Home, StateFile, home_of
-from lohan.store.tickets import HostMemory, StoreTicket, checked_memory, dtype_of
+from lohan.store.tickets import RamBuffer, StoreTicket, checked_memory, dtype_of
 from lohan.store.whole_store import WholeStoreTurn
 from lohan.vocabulary import BlockId
 
@@ -106,7 +106,7 @@ class StateStore:
         part: Part,
         begin: int,
         end: int,
-        memory: HostMemory | None = None,
+        memory: RamBuffer | None = None,
         *,
         offset_bytes: int = 0,
         priority: Priority = Priority.PREFETCH,
@@ -159,7 +159,7 @@ class StateStore:
         part: Part,
         begin: int,
         end: int,
-        memory: HostMemory,
+        memory: RamBuffer,
         *,
         offset_bytes: int = 0,
         priority: Priority = Priority.WRITE_BACK,
@@ -200,7 +200,7 @@ class StateStore:
         begin: int,
         end: int,
         where: ByteRange,
-        memory: HostMemory,
+        memory: RamBuffer,
         offset_bytes: int,
         priority: Priority,
     ) -> StoreTicket:
@@ -374,7 +374,7 @@ class StateStore:
         begin: int,
         end: int,
         where: ByteRange,
-        memory: HostMemory,
+        memory: RamBuffer,
         offset_bytes: int,
         striped: StripedTicket | None,
     ) -> StoreTicket:

@@ -14,7 +14,7 @@ from lohan.ssd import ALIGNMENT_BYTES, Operation, StripedTicket
 from lohan.store.layout import ComputeFormat, Part
 
 
-class HostMemory(Protocol):
+class RamBuffer(Protocol):
     """Aligned main memory, such as a leased `Buffer`."""
 
     @property
@@ -41,7 +41,7 @@ class StoreTicket:
     what: str
     """Block, part and range, for messages."""
     operation: Operation
-    memory: HostMemory
+    memory: RamBuffer
     offset_bytes: int
     """Where in the memory the bytes are."""
     nbytes: int
@@ -70,7 +70,7 @@ class StoreTicket:
 
 
 def tensor_over(
-    memory: HostMemory, offset_bytes: int, num_elements: int, dtype: torch.dtype
+    memory: RamBuffer, offset_bytes: int, num_elements: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """A flat tensor over part of a piece of memory, without a copy."""
     nbytes = num_elements * dtype.itemsize
@@ -87,8 +87,8 @@ def dtype_of(part: Part, compute_format: ComputeFormat) -> torch.dtype:
 
 
 def checked_memory(
-    what: str, memory: HostMemory | None, offset_bytes: int, nbytes: int
-) -> HostMemory:
+    what: str, memory: RamBuffer | None, offset_bytes: int, nbytes: int
+) -> RamBuffer:
     """Refuse memory that is not there, not aligned, or too small for the pages of a request.
 
     Raises:
