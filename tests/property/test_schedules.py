@@ -122,6 +122,21 @@ def test_no_step_beats_the_roofline_and_results_repeat(seed: int, policy: str | 
     assert simulate_plan(again, machine) == step
 
 
+@pytest.mark.parametrize("seed", OURS)
+def test_steady_steps_are_no_shorter_than_the_roofline_before_the_result_says_so(seed: int) -> None:
+    """The result never shows less than the roofline; the clock itself must not either."""
+    plan, machine = random_plan(seed, policy="lohan+")
+    schedule = settled_schedule(plan, machine)
+    times = replay(schedule, plan, machine)
+    ends = [0.0] * schedule.num_steps
+    for task in schedule.tasks:
+        if isinstance(task.action, Compute) and task.action.kind is ComputeKind.BACKWARD:
+            ends[task.step] = max(ends[task.step], times.end_seconds[task.id])
+    step = simulate_plan(plan, machine)
+    assert ends[-2] - ends[-3] >= step.roofline_seconds * (1 - 1e-9)
+    assert ends[-2] - ends[-3] == pytest.approx(step.step_seconds, rel=1e-9)
+
+
 # Order of reads and writes -------------------------------------------------------------------
 
 
