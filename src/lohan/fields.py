@@ -16,6 +16,8 @@ from lohan.units import parse_bytes, parse_rate
 T = TypeVar("T")
 _MOST_BYTES = 2**63 - 1
 _MOST_OF_ONE_THING = 4096
+_LEAST_RATE, _MOST_RATE = 1e5, 1e21
+_MOST_DOLLARS = 1e12
 
 
 def check_text(value: str, where: str) -> None:
@@ -27,12 +29,19 @@ def check_text(value: str, where: str) -> None:
 
 
 def check_rate(value: float, where: str, *, example: str) -> None:
-    """Refuse a rate that is not a finite number above zero."""
+    """Refuse a rate that is not a finite number above zero, or is beyond any hardware."""
     if not _is_number(value) or not math.isfinite(value) or value <= 0:
         raise ConfigError(
             f"{where} is {value!r}",
             why="a rate must be a finite number above zero: everything is timed by it",
             remedy=f"write what was measured, such as {example}",
+        )
+    if not _LEAST_RATE <= value <= _MOST_RATE:
+        raise ConfigError(
+            f"{where} is {_shown(value)}",
+            why=f"no such hardware does less than {_LEAST_RATE:,.0f} or more than {_MOST_RATE:.0e} "
+            "a second: the unit was probably left out",
+            remedy=f"write what was measured, in full or with its unit, such as {example}",
         )
 
 
@@ -60,10 +69,10 @@ def check_count(value: int, where: str) -> None:
 
 def check_dollars(value: float, where: str) -> None:
     """Refuse a price that is negative or not finite. Zero is a price: paid for elsewhere."""
-    if not _is_number(value) or not math.isfinite(value) or value < 0:
+    if not _is_number(value) or not 0 <= value <= _MOST_DOLLARS:
         raise ConfigError(
-            f"{where} is {value!r}",
-            why="a price is a finite number of dollars, 0 or more",
+            f"{where} is {_shown(value)}",
+            why=f"a price is a number of dollars from 0 to {_MOST_DOLLARS:.0e}",
             remedy="write the price, or 0 when it does not matter",
         )
 

@@ -78,6 +78,12 @@ def test_every_what_if_gives_what_it_promised(words: str) -> None:
             assert step_seconds == pytest.approx(one["step_seconds"], rel=1e-6)
 
 
+def test_what_ifs_beyond_any_machine_are_left_out() -> None:
+    ran = planned("gpt-1.55b --machine desktop-4090 --ssds 4096 --ram 5000PiB --policy lohan")
+    assert ran.exit_code == 0
+    assert [one["option"] for one in ran.fields["what_ifs"]] == ["--batch 16"]
+
+
 @pytest.mark.parametrize("clip", ["--clip", "--no-clip"])
 def test_ram_advised_is_the_least_and_agrees_with_the_need_shown(clip: str) -> None:
     words = f"gpt-13b --machine desktop-4090 --batch 1 {clip}"

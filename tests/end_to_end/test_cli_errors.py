@@ -66,6 +66,10 @@ def test_sequence_of_nothing_is_refused() -> None:
         ({"cpu_update_parameters_per_second": None}, ("cpu_update_parameters_per_second",)),
         ({"ram_to_gpu_bytes_per_second": -21e9}, ("ram_to_gpu_bytes_per_second", "-21")),
         ({"gpu_to_ram_bytes_per_second": 0}, ("gpu_to_ram_bytes_per_second",)),
+        ({"gpu_to_ram_bytes_per_second": 21}, ("gpu_to_ram_bytes_per_second", "unit")),
+        ({"cpu_update_parameters_per_second": 1e-300}, ("1e-300", "unit")),
+        ({"ram_to_gpu_bytes_per_second": 1e300}, ("1e+300", "unit")),
+        ({"host_price_dollars": 1e300}, ("host_price_dollars", "1e+300")),
     ],
 )
 def test_wrong_machine_file_is_refused_with_the_field(

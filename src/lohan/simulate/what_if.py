@@ -4,13 +4,12 @@ Owns the list of changes a user can really make and their wording. Factors compa
 second, so a larger batch is judged fairly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from lohan.hardware.machine import Machine
+from lohan.errors import ConfigError
 from lohan.plan.limits import Question
 from lohan.plan.policies import make_plan
-from lohan.plan.workload import Workload
 from lohan.simulate.quick import quick_step
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes
@@ -33,8 +32,12 @@ class WhatIf:
 class _Change:
     change: str
     option: str
-    machine: Machine
-    workload: Workload
+    apply: Callable[[Question], Question]
+    """Raises ConfigError where there is no such machine or workload."""
+
+
+def _with_ssds(count: int) -> Callable[[Question], Question]:
+    return lambda asked: replace(asked, machine=asked.machine.with_ssds(count))
 
 
 def _changes(question: Question) -> Iterator[_Change]:
@@ -46,8 +49,7 @@ def _changes(question: Question) -> Iterator[_Change]:
         yield _Change(
             change=f"{words} ({num_ssds} -> {count})",
             option=f"--ssds {count}",
-            machine=machine.with_ssds(count),
-            workload=workload,
+            apply=_with_ssds(count),
         )
     ram_bytes = 2 * machine.ram_bytes
     yield _Change(
@@ -55,22 +57,19 @@ def _changes(question: Question) -> Iterator[_Change]:
         option=f"--ram {ram_bytes >> 20}MiB"
         if ram_bytes % 2**30
         else f"--ram {ram_bytes >> 30}GiB",
-        machine=machine.with_ram(ram_bytes),
-        workload=workload,
+        apply=lambda asked: replace(asked, machine=machine.with_ram(ram_bytes)),
     )
     batch = 2 * workload.batch
     yield _Change(
         change=f"twice the batch ({workload.batch} -> {batch})",
         option=f"--batch {batch}",
-        machine=machine,
-        workload=replace(workload, batch=batch),
+        apply=lambda asked: replace(asked, workload=replace(workload, batch=batch)),
     )
     if workload.clips_gradients:
         yield _Change(
             change="no gradient clipping",
             option="--no-clip",
-            machine=machine,
-            workload=replace(workload, clips_gradients=False),
+            apply=lambda asked: replace(asked, workload=replace(workload, clips_gradients=False)),
         )
 
 
@@ -78,8 +77,12 @@ def what_ifs(question: Question, now: SimulatedStep) -> list[WhatIf]:
     """Every change worth trying, the most useful first; those that do not fit come last."""
     found = []
     for change in _changes(question):
-        plan = make_plan(question.policy, change.machine, question.shape, change.workload)
-        step = quick_step(plan, change.machine) if plan.ledger.fits else None
+        try:
+            asked = change.apply(question)
+        except ConfigError:
+            continue  # Nobody has twice of what is at its limit.
+        plan = make_plan(asked.policy, asked.machine, asked.shape, asked.workload)
+        step = quick_step(plan, asked.machine) if plan.ledger.fits else None
         found.append(
             WhatIf(
                 change=change.change,

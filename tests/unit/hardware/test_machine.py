@@ -117,16 +117,16 @@ def test_rate_of_a_number_format() -> None:
     "make",
     [
         lambda rate: SsdPath(
-            is_duplex=True, read_ceiling_bytes_per_second=rate, write_ceiling_bytes_per_second=1.0
+            is_duplex=True, read_ceiling_bytes_per_second=rate, write_ceiling_bytes_per_second=1e9
         ),
         lambda rate: SsdPath(
-            is_duplex=True, read_ceiling_bytes_per_second=1.0, write_ceiling_bytes_per_second=rate
+            is_duplex=True, read_ceiling_bytes_per_second=1e9, write_ceiling_bytes_per_second=rate
         ),
         lambda rate: Gpu(
             name="g",
             memory_bytes=1,
-            flops_per_second=1.0,
-            memory_bytes_per_second=1.0,
+            flops_per_second=1e9,
+            memory_bytes_per_second=1e9,
             price_dollars=0,
             flops_per_second_by_dtype=(("fp8", rate),),
         ),
