@@ -33,5 +33,25 @@ def test_command_in_a_document_runs(
     assert ran.stderr == ""
 
 
+BLOCKS = dict(
+    block
+    for name in ("planning.md", "reproduction.md")
+    for block in re.findall(
+        r"^```console\n\$ lohan ([^\n]+)\n(.*?)^```$", (DOCS / name).read_text(), re.M | re.S
+    )
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", BLOCKS)
+def test_output_in_a_document_is_the_output_of_today(command: str) -> None:
+    shown = BLOCKS[command].removeprefix("...\n")
+    printed = "".join(
+        f"{line.rstrip()}\n" for line in run_lohan(*shlex.split(command)).stdout.splitlines()
+    )
+    assert printed.endswith(shown), "run scripts/refresh_documents"
+    assert printed == shown or BLOCKS[command] != shown
+
+
 def test_documents_show_commands() -> None:
     assert len(COMMANDS) >= 5
