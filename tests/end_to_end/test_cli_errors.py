@@ -1,6 +1,7 @@
 """Every request that cannot be meant: exit code 2, what / why / do on stderr, nothing written."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -176,6 +177,24 @@ class TestOutputs:
 
     def test_directory_in_its_place_is_refused(self, tmp_path: pathlib.Path, option: str) -> None:
         assert_refused(run_lohan(*self.SIMULATE, option, tmp_path, "--force"), "directory")
+
+    def test_pipe_or_device_in_its_place_is_refused_and_kept(
+        self, tmp_path: pathlib.Path, option: str
+    ) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "link").symlink_to("pipe")
+        for name in ("pipe", "link"):
+            ran = run_lohan(*self.SIMULATE, option, tmp_path / name, "--force")
+            assert_refused(ran, "not a file")
+        assert (tmp_path / "pipe").is_fifo()
+        assert (tmp_path / "link").is_symlink()
+
+    def test_link_stays_and_its_file_is_replaced(self, tmp_path: pathlib.Path, option: str) -> None:
+        (tmp_path / "real").write_text("mine")
+        (tmp_path / "link").symlink_to("real")
+        assert run_lohan(*self.SIMULATE, option, tmp_path / "link", "--force").exit_code == 0
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "real").read_text() != "mine"
 
     def test_refused_request_writes_nothing(self, tmp_path: pathlib.Path, option: str) -> None:
         ran = run_lohan(*self.SIMULATE, option, tmp_path / "out", "--batch", 0)

@@ -32,6 +32,13 @@ def check_outputs(paths: Iterable[pathlib.Path | None], *, force: bool) -> None:
             raise ConfigError(
                 f"{path} cannot be written", why="it is a directory", remedy="name a file"
             )
+        if path.exists() and not path.is_file():
+            # A file is replaced, not written into: that would take the device's place.
+            raise ConfigError(
+                f"{path} cannot be written",
+                why="it is a device, a pipe or a socket, not a file",
+                remedy="name a file",
+            )
         if path.exists() and not force:
             raise ConfigError(
                 f"{path} exists already",
@@ -59,6 +66,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
     Raises:
         ConfigError: if it cannot be written; what was there before is then untouched.
     """
+    # A link stays a link: the file it names is replaced.
+    path = path.resolve()
     partial = None
     try:
         with tempfile.NamedTemporaryFile(
