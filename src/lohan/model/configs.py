@@ -183,7 +183,15 @@ def _from_transformers(settings: dict[str, Any], where: str) -> nn.Module:
     with _building(where, "transformers"):
         import transformers
 
-        kind = transformers.CONFIG_MAPPING[settings["model_type"]]
+        model_type = str(settings["model_type"])
+        if model_type not in transformers.CONFIG_MAPPING:
+            raise ConfigError(
+                f"{where} has the model_type {model_type!r}",
+                why=f"transformers {transformers.__version__} knows no such model",
+                remedy="check the spelling, or install a transformers that knows it; pass the "
+                "module itself if its code is your own",
+            )
+        kind = transformers.CONFIG_MAPPING[model_type]
         config = kind.from_dict({key: v for key, v in settings.items() if key != "auto_map"})
         names = settings.get("architectures") or [None]
         architecture = getattr(transformers, str(names[0]), None)
@@ -230,7 +238,8 @@ def _building(where: str, package: str) -> Iterator[None]:
             remedy='install it: pip install "lohan[models]"',
         ) from error
     except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0][:300]
+        # Over several lines, the first often only says where it was found.
+        reason = " ".join(str(error).split())[:300] or "no message"
         raise ConfigError(
             f"{where} does not make a model with {package}",
             why=f"{type(error).__name__}: {reason}",

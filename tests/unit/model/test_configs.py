@@ -183,7 +183,12 @@ def test_a_model_with_few_positions_is_traced_within_them(tmp_path):
         ("{", "cannot be read as JSON"),
         ("[1]", "is not the configuration of a model: it has neither a model_type"),
         ({"hidden_size": 8}, "is not the configuration of a model"),
-        ({"model_type": "nothing-like-it"}, "does not make a model with transformers: KeyError"),
+        ({"model_type": "nothing-like-it"}, "model_type 'nothing-like-it': .* knows no such model"),
+        ({"model_type": ["llama"]}, "knows no such model"),
+        (
+            {"model_type": "llama", "hidden_size": 100, "num_attention_heads": 7},
+            r"hidden size \(100\) is not a multiple",
+        ),
         ({"model_type": "llama", "hidden_size": "wide"}, "does not make a model with transformers"),
         ({"_class_name": "NoSuchModel"}, "does not make a model with diffusers"),
         ({"_class_name": "DDIMScheduler"}, "describes a DDIMScheduler: it is not a model"),
