@@ -130,7 +130,7 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Print a duration: `840 us`, `3.2 ms`, `12.4 s`, `2m 05s`, `1h 05m`, `3d 04h`."""
+    """Print a duration: `6.5 us`, `840 us`, `3.2 ms`, `12.4 s`, `2m 05s`, `1h 05m`, `3d 04h`."""
     if not math.isfinite(seconds):
         return f"{seconds} s"
     if seconds < 0:
@@ -139,6 +139,8 @@ def format_seconds(seconds: float) -> str:
         return "0 s"
     if seconds < 0.9995e-6:
         return f"{seconds * 1e9:.0f} ns"
+    if seconds < 99.95e-6:
+        return f"{seconds * 1e6:.1f} us"
     if seconds < 0.9995e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 0.99995:
