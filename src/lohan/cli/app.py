@@ -13,8 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 import lohan
+from lohan.cli.check import check
 from lohan.cli.compare import compare
 from lohan.cli.doctor import doctor
+from lohan.cli.export import export
 from lohan.cli.machines import machines
 from lohan.cli.models import models
 from lohan.cli.plan import plan
@@ -74,7 +76,7 @@ def _root(
     pass
 
 
-for _command in (plan, simulate, compare, reproduce, machines, models, doctor):
+for _command in (plan, simulate, compare, reproduce, machines, models, doctor, check, export):
     app.command()(_command)
 
 

@@ -1,0 +1,136 @@
+"""`lohan check`: is what lies in a directory whole? A model, or the states of a run.
+
+Owns telling them apart and what is printed. The checks are `lohan.train`'s. Exit code 1 means that
+something is wrong with what was found.
+"""
+
+import pathlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lohan.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from lohan.train.sealed_runs import RunPlace
+
+EXIT_DAMAGED = 1
+
+
+def check(
+    directory: Annotated[
+        pathlib.Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A model directory, a run's directory on an SSD, or an SSD directory with runs.",
+        ),
+    ],
+    ssd: Annotated[
+        list[pathlib.Path] | None,
+        typer.Option("--ssd", help="All SSD directories of the run, if they have moved."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Of a model: headers only, not every value.")
+    ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check that a model directory, or the sealed states of a run, are whole."""
+    from lohan.cli.output import print_json
+    from lohan.errors import ConfigError
+
+    if not directory.is_dir():
+        raise ConfigError(
+            f"{directory} is not a directory",
+            why="a model or the states of a run are directories",
+            remedy="check the path",
+        )
+    found = _runs(directory, ssd or [])
+    reports = (
+        [_check_run(place) for place in found]
+        if found
+        else [_check_model(directory, quick=quick, trust_remote_code=trust_remote_code)]
+    )
+    if json:
+        print_json({"checked": reports})
+    else:
+        for report in reports:
+            _print(report)
+    if any(report["problems"] for report in reports):
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _runs(directory: pathlib.Path, ssd: list[pathlib.Path]) -> "list[RunPlace]":
+    from lohan.train.sealed_runs import find_run, is_run_directory, runs_in
+
+    if is_run_directory(directory):
+        return [find_run(str(directory), ssd)]
+    return [find_run(str(path), ssd) for path in runs_in(directory)]
+
+
+def _check_run(place: "RunPlace") -> dict[str, object]:
+    import warnings
+
+    from lohan.errors import LohanError
+    from lohan.train.sealed_runs import opened_run
+    from lohan.units import format_bytes
+
+    facts: dict[str, object] = {"what": "states of a run", "run": place.run_id}
+    problems: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with opened_run(place) as store:
+                assert store.sealed is not None
+                state_bytes = sum(
+                    block.part_bytes(part) for block in store.layout.blocks for part in block.parts
+                )
+                facts["sealed step"] = store.sealed.step
+                facts["seal"] = store.sealed.seal_number
+                facts["tensors"] = sum(len(block.places) for block in store.layout.blocks)
+                facts["verified"] = format_bytes(state_bytes)
+        except LohanError as error:
+            problems.append(f"{error.what}: {error.why}. To fix it: {error.remedy}")
+    facts["directories"] = ", ".join(str(path) for path in place.ssd)
+    return {**facts, "problems": problems, "remarks": [str(one.message) for one in caught]}
+
+
+def _check_model(
+    directory: pathlib.Path, *, quick: bool, trust_remote_code: bool
+) -> dict[str, object]:
+    from lohan.train.check_export import check_model_directory
+    from lohan.units import format_bytes
+
+    report = check_model_directory(
+        directory, should_read_values=not quick, trust_remote_code=trust_remote_code
+    )
+    return {
+        "what": "model",
+        "directory": str(report.path),
+        "architecture": report.architecture or "not known",
+        "files": report.num_files,
+        "tensors": report.num_tensors,
+        "parameters": report.num_parameters,
+        "size": format_bytes(report.total_bytes),
+        "number types": ", ".join(f"{count} {name}" for name, count in report.dtypes.items()),
+        "problems": list(report.problems),
+        "remarks": list(report.remarks),
+    }
+
+
+def _print(report: dict[str, object]) -> None:
+    from lohan.cli.output import console, table
+
+    problems, remarks = report["problems"], report["remarks"]
+    assert isinstance(problems, list)
+    assert isinstance(remarks, list)
+    shown = table("Damaged" if problems else "Whole", "what", "found")
+    for name, value in report.items():
+        if name not in ("problems", "remarks"):
+            shown.add_row(name, str(value))
+    console().print(shown)
+    for kind, sentences in (("problem", problems), ("remark", remarks)):
+        for sentence in sentences:
+            console().print(f"{kind}: {sentence}", soft_wrap=True)

@@ -1,0 +1,106 @@
+"""`lohan export`: the model of a run's last seal, in Hugging Face's layout.
+
+Owns the options and what is printed. The work is `lohan.train.sealed_runs`'.
+"""
+
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+
+from lohan.cli.options import JsonOption
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def export(
+    run: Annotated[
+        str,
+        typer.Option("--run", help="A run's id, its directory on an SSD, or its output folder."),
+    ],
+    out: Annotated[
+        pathlib.Path, typer.Option("--out", "-o", help="A directory that is not there yet.")
+    ],
+    ssd: Annotated[
+        list[pathlib.Path] | None,
+        typer.Option("--ssd", help="The run's SSD directories, all of them; needed with an id."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="What the run started from. [default: what the run says itself]"
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="bf16, fp16 or fp32. [default: what the run computes in]"),
+    ] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", help="The largest size of a weights file, with its unit.")
+    ] = "5GB",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Write the model of a run's last seal, for from_pretrained; streams, needs little RAM."""
+    from lohan.cli.output import console, print_json
+    from lohan.errors import ConfigError, nearest_names
+    from lohan.units import format_bytes, parse_bytes
+
+    if dtype is not None and dtype not in _DTYPES:
+        raise ConfigError(
+            f"{dtype!r} is not a type to export in",
+            why=f"weights are written as {', '.join(_DTYPES)}",
+            remedy=nearest_names(dtype, _DTYPES),
+        )
+    max_shard_bytes = parse_bytes(shard)
+    import torch
+
+    from lohan.train.sealed_runs import export_run, find_run
+
+    report = export_run(
+        find_run(run, ssd or []),
+        out,
+        model=model,
+        dtype=getattr(torch, _DTYPES[dtype]) if dtype is not None else None,
+        max_shard_bytes=max_shard_bytes,
+        trust_remote_code=trust_remote_code,
+        progress=_Line() if sys.stderr.isatty() and not json else None,
+    )
+    if json:
+        print_json(
+            {
+                "out": str(report.path),
+                "architecture": report.architecture,
+                "files": report.num_files,
+                "tensors": report.num_tensors,
+                "parameters": report.num_parameters,
+                "total_bytes": report.total_bytes,
+                "remarks": list(report.remarks),
+            }
+        )
+        return
+    console().print(
+        f"{report.path}: {report.architecture}, {report.num_tensors} tensors in "
+        f"{report.num_files} files, {format_bytes(report.total_bytes)}",
+        soft_wrap=True,
+    )
+    for remark in report.remarks:
+        console().print(f"remark: {remark}", soft_wrap=True)
+
+
+class _Line:
+    """A line on the terminal that says how far it is; rewritten at each whole percent."""
+
+    def __init__(self) -> None:
+        self._shown = -1
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        percent = 100 * done_bytes // max(1, total_bytes)
+        if percent != self._shown:
+            self._shown = percent
+            print(f"\rwriting: {percent:3d}%", end="", file=sys.stderr, flush=True)
+            if percent == 100:
+                print(file=sys.stderr)
