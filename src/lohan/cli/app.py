@@ -20,6 +20,7 @@ from lohan.cli.export import export
 from lohan.cli.machines import machines
 from lohan.cli.models import models
 from lohan.cli.plan import plan
+from lohan.cli.report import report
 from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate
 from lohan.errors import LohanError
@@ -76,7 +77,18 @@ def _root(
     pass
 
 
-for _command in (plan, simulate, compare, reproduce, machines, models, doctor, check, export):
+for _command in (
+    plan,
+    simulate,
+    compare,
+    reproduce,
+    machines,
+    models,
+    doctor,
+    check,
+    export,
+    report,
+):
     app.command()(_command)
 
 

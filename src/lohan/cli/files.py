@@ -1,15 +1,17 @@
 """Files a command was told to write: checked before anything is computed, written whole or not.
 
-Owns the refusals (no such directory, exists already, one name twice) and the atomic replacement.
+Owns the refusals (no such directory, exists already, one name twice). The writing itself is that of
+reports.
 """
 
-import contextlib
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterable
 
 from lohan.errors import ConfigError
+from lohan.report.whole_file import write_text
+
+__all__ = ["check_outputs", "write_text"]
 
 
 def check_outputs(paths: Iterable[pathlib.Path | None], *, force: bool) -> None:
@@ -58,34 +60,3 @@ def check_outputs(paths: Iterable[pathlib.Path | None], *, force: bool) -> None:
                 remedy="give each output its own path",
             )
         seen.add(path.resolve())
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file so that it is either there whole or not at all.
-
-    Raises:
-        ConfigError: if it cannot be written; what was there before is then untouched.
-    """
-    # A link stays a link: the file it names is replaced.
-    path = path.resolve()
-    partial = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            partial = file.name
-            file.write(text)
-        # A temporary file is private; what the user asked for gets the usual permissions.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)
-        os.replace(partial, path)
-    except OSError as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-        raise ConfigError(
-            f"{path} cannot be written",
-            why=error.strerror or str(error),
-            remedy="give a path in a writable directory with room",
-        ) from error

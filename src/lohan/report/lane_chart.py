@@ -108,9 +108,9 @@ def _section(
     for row in rows:
         lane = summary.lane(row.label)
         share = lane.busy_share if lane else 0.0
-        lanes.append(svg.label(_EDGE, y + 12, row.label, weight=600))
+        lanes.append(svg.label(_EDGE, y + 10.5, row.label, weight=600))
         lanes.append(
-            svg.label(_EDGE, y + 24, f"{100 * share:.0f} % busy", font_px=10, colour=svg.MUTED)
+            svg.label(_EDGE, y + 23.5, f"{100 * share:.0f} % busy", font_px=10, colour=svg.MUTED)
         )
         width = window.right_px - window.left_px
         lanes.append(svg.box(window.left_px, y, width, _LANE_HEIGHT, colour=svg.TRACK))
@@ -230,7 +230,7 @@ def _wide_span(span: Span, left: float, right: float, colour: str, y: float, hei
     words = span.name if len(span.name) * _LETTER_PX <= width - 6 else _short_name(span)
     # Room for two digits: a row in which only the blocks below 10 are numbered looks broken.
     if height >= 14 and words and max(2, len(words)) * _LETTER_PX <= width - 4:
-        ink = svg.INK if is_light(colour) else "#ffffff"
+        ink = svg.INK_ON_COLOUR if is_light(colour) else "#ffffff"
         middle = (left + right - gap) / 2
         baseline = y + height / 2 + 3.8
         shape += svg.label(middle, baseline, words, font_px=10.5, colour=ink, anchor="middle")

@@ -12,7 +12,7 @@ from lohan.trace import Counter
 from lohan.units import format_bytes
 
 MEMORY_HEIGHT_PX = 58.0
-_MEMORY_COLOUR, _BUDGET_COLOUR = "#5d7fa3", "#b23b3b"
+_MEMORY_COLOUR = "#5d7fa3"
 
 
 def memory_shapes(counter: Counter, name: str, window: Window, y: float) -> list[str]:
@@ -44,10 +44,10 @@ def memory_shapes(counter: Counter, name: str, window: Window, y: float) -> list
     if counter.budget_bytes is not None:
         at = bottom - counter.budget_bytes * scale
         shapes.append(
-            svg.line(window.left_px, at, window.right_px, at, colour=_BUDGET_COLOUR, is_dashed=True)
+            svg.line(window.left_px, at, window.right_px, at, colour=svg.LIMIT, is_dashed=True)
         )
         budget = f"budget {format_bytes(counter.budget_bytes)}"
-        shapes.append(svg.label(24, y + 41, budget, font_px=10, colour=_BUDGET_COLOUR))
+        shapes.append(svg.label(24, y + 41, budget, font_px=10, colour=svg.LIMIT))
     return shapes
 
 

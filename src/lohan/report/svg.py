@@ -13,6 +13,9 @@ MUTED = "#6b7784"
 GRID = "#dfe4e9"
 TRACK = "#f1f4f7"
 PAPER = "#ffffff"
+LIMIT = "#b23b3b"
+# Dark text on a coloured box: stays dark where a page is dark, unlike INK.
+INK_ON_COLOUR = "#1f2934"
 
 # Characters that XML 1.0 does not allow, not even escaped.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")

@@ -1,6 +1,7 @@
 """Spans on lanes over time: one format for a simulated and a measured run."""
 
 from lohan.trace.chrome import chrome_json
+from lohan.trace.read_chrome import traces_of_chrome
 from lohan.trace.recorder import OpenSpan, Recorder
 from lohan.trace.span import Counter, Span, Trace
 from lohan.trace.summary import Gap, LaneSummary, Summary, summarise
@@ -16,4 +17,5 @@ __all__ = [
     "Trace",
     "chrome_json",
     "summarise",
+    "traces_of_chrome",
 ]

@@ -1,0 +1,1 @@
+"""Pieces of a page: markup, charts that follow the width of the window, style and script."""

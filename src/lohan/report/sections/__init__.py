@@ -1,0 +1,1 @@
+"""The sections of a report, each made from the files of a run."""

@@ -1,0 +1,117 @@
+"""Facts of a run: the numbers several sections need, each worked out in one place.
+
+Owns where a number is taken from when several files hold it, and what an estimate rests on. Prints
+nothing but names.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lohan.report.run_files import RunFiles
+from lohan.report.run_files.log_lines import RunLog
+from lohan.vocabulary import Tier
+
+_MODEL_KEYS = ("model", "model_name_or_path", "model_id", "_name_or_path", "model_type")
+_EMPTY = RunLog(steps=(), rows=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes a run moved to or from SSD."""
+
+    nbytes: float
+    is_estimate: bool
+    """From the logged steps, each standing for those up to it."""
+
+
+def log_of(run: RunFiles) -> RunLog:
+    """The log, or an empty one."""
+    return run.log or _EMPTY
+
+
+def model_name(run: RunFiles) -> str | None:
+    """What was trained."""
+    for found in (run.summary, run.plan, run.config, run.model_config):
+        for key in _MODEL_KEYS:
+            value = (found or {}).get(key)
+            if isinstance(value, str) and value.strip():
+                return value
+    return None
+
+
+def number_in(found: Mapping[str, object] | None, *keys: str) -> float | None:
+    """The first finite number under one of the keys."""
+    for key in keys:
+        value = (found or {}).get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError:
+                continue
+            if math.isfinite(number):
+                return number
+    return None
+
+
+def finite(run: RunFiles, *keys: str) -> list[tuple[int, float]]:
+    """Steps and values of a column of the log, finite ones only."""
+    log = log_of(run)
+    return [
+        (step, value)
+        for step, value in zip(log.steps, log.column(*keys), strict=True)
+        if value is not None and math.isfinite(value)
+    ]
+
+
+def usual(run: RunFiles, *keys: str) -> float | None:
+    """The median of a column, the first logged step left out where there are others."""
+    values = [value for _, value in finite(run, *keys)]
+    return statistics.median(values[1:] or values) if values else None
+
+
+def traffic(run: RunFiles, key: str) -> Traffic | None:
+    """All bytes read or written (`read_bytes`, `written_bytes`): the summary's, or from the log."""
+    known = number_in(run.summary, key)
+    if known is not None:
+        return Traffic(nbytes=known, is_estimate=False)
+    total, previous = 0.0, 0
+    found = finite(run, key)
+    for step, nbytes in found:
+        total += nbytes * (step - previous)
+        previous = step
+    return Traffic(nbytes=total, is_estimate=True) if found else None
+
+
+def endurance_share(run: RunFiles) -> float | None:
+    """Share of the drives' rated life the run has used."""
+    written = traffic(run, "written_bytes")
+    if written is None or run.machine is None:
+        return None
+    return written.nbytes / run.machine.ssd_endurance_bytes
+
+
+def bottleneck(run: RunFiles) -> tuple[str, float] | None:
+    """The bottleneck named most often in the log, and in which share of the logged steps."""
+    named = Counter(log_of(run).texts("bottleneck"))
+    if not named:
+        return None
+    name, count = named.most_common(1)[0]
+    return name, count / named.total()
+
+
+def peak_bytes(run: RunFiles, tier: Tier) -> int | None:
+    """The most that was measured in use in a tier."""
+    found = (run.summary or {}).get("peak_bytes")
+    known = number_in(found, tier.value) if isinstance(found, dict) else None
+    peaks = [round(known)] if known is not None else []
+    if run.measured is not None:
+        peaks += [one.peak_bytes for one in run.measured.counters if one.tier is tier]
+    return max(peaks, default=None)
+
+
+def predicted_step_seconds(run: RunFiles) -> float | None:
+    """Seconds per step as they were predicted before the run."""
+    return usual(run, "predicted_seconds") or number_in(run.summary, "predicted_seconds")

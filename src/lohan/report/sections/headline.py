@@ -1,0 +1,165 @@
+"""Headline: the numbers a reader looks for first, as cards, and what is wrong with the files.
+
+Owns their choice, order and wording. A number that no file holds says "not recorded".
+"""
+
+import math
+from dataclasses import dataclass
+
+from lohan.report.html.markup import shortened
+from lohan.report.run_files import RunFiles
+from lohan.report.sections import facts
+from lohan.report.svg import text_of
+from lohan.units import format_bytes, format_bytes_decimal, format_seconds
+from lohan.vocabulary import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    label: str
+    value: str | None
+    below: str = ""
+
+
+def headline(run: RunFiles) -> str:
+    """The cards, and the remarks on files below them."""
+    cards = [
+        _loss(run),
+        _eval_loss(run),
+        _steps(run),
+        _step_seconds(run),
+        _tokens(run),
+        _bottleneck(run),
+        _written(run),
+        _memory(run),
+    ]
+    shown = "".join(_html(card) for card in cards)
+    return f"<dl class=cards>{shown}</dl>{_remarks(run)}"
+
+
+def _html(card: _Card) -> str:
+    value = (
+        "<dd class=none>not recorded</dd>"
+        if card.value is None
+        else f"<dd>{text_of(shortened(card.value, 80))}</dd>"
+    )
+    below = f"<dd>{text_of(shortened(card.below, 160))}</dd>" if card.below else ""
+    return f"<div><dt>{text_of(card.label)}</dt>{value}{below}</div>"
+
+
+def _remarks(run: RunFiles) -> str:
+    said = list(run.remarks)
+    if run.summary is None:
+        said.append(
+            "There is no usable summary.json: the run is still going on, or it was stopped before "
+            "its end."
+        )
+    if not said:
+        return ""
+    lines = "".join(f"<li>{text_of(shortened(remark, 600))}</li>" for remark in said[:30])
+    return f"<ul class=remarks>{lines}</ul>"
+
+
+def _loss(run: RunFiles) -> _Card:
+    log = facts.log_of(run)
+    logged = [value for value in log.column("loss") if value is not None]
+    values = facts.finite(run, "loss")
+    if not logged:
+        return _Card(label="Loss", value=None)
+    below = f"{values[0][1]:.4g} at step {values[0][0]:,}" if values else ""
+    num_odd = sum(not math.isfinite(value) for value in logged)
+    if num_odd:
+        below += f"{'; ' if below else ''}{num_odd:,} value(s) are not finite"
+    return _Card(label="Loss, last logged", value=f"{logged[-1]:.4g}", below=below)
+
+
+def _eval_loss(run: RunFiles) -> _Card:
+    values = facts.finite(run, "eval_loss")
+    if not values:
+        return _Card(label="Evaluation loss", value=None)
+    step, best = min(values, key=lambda pair: pair[1])
+    return _Card(
+        label="Evaluation loss, last",
+        value=f"{values[-1][1]:.4g}",
+        below=f"lowest {best:.4g} at step {step:,}",
+    )
+
+
+def _steps(run: RunFiles) -> _Card:
+    log = facts.log_of(run)
+    last = log.steps[-1] if log.steps else facts.number_in(run.summary, "num_steps", "step")
+    if last is None:
+        return _Card(label="Optimizer steps", value=None)
+    wanted = facts.number_in(run.summary, "total_steps", "max_steps")
+    wanted = wanted or facts.number_in(run.config, "total_steps", "max_steps")
+    below = f"of {wanted:,.0f}" if wanted is not None and wanted > 0 else ""
+    seconds = facts.number_in(run.summary, "seconds", "total_seconds", "train_runtime")
+    if seconds is not None:
+        below += f"{' ' if below else ''}in {format_seconds(seconds)}"
+    return _Card(label="Optimizer steps", value=f"{last:,.0f}", below=below)
+
+
+def _step_seconds(run: RunFiles) -> _Card:
+    measured = facts.usual(run, "step_seconds")
+    predicted = facts.predicted_step_seconds(run)
+    below = "no prediction recorded"
+    if predicted is not None:
+        below = f"predicted {format_seconds(predicted)}"
+        if measured is not None and predicted > 0:
+            off = measured / predicted - 1
+            below += (
+                "; as predicted"
+                if abs(off) < 0.005
+                else f"; measured is {abs(off):.0%} {'slower' if off > 0 else 'faster'}"
+            )
+    value = None if measured is None else format_seconds(measured)
+    return _Card(label="Time per step, median", value=value, below=below)
+
+
+def _tokens(run: RunFiles) -> _Card:
+    rate = facts.usual(run, "tokens_per_second")
+    if rate is None:
+        return _Card(label="Tokens per second", value=None)
+    return _Card(
+        label="Tokens per second, median", value=f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    )
+
+
+def _bottleneck(run: RunFiles) -> _Card:
+    found = facts.bottleneck(run)
+    if found is None:
+        return _Card(label="Bottleneck", value=None)
+    name, share = found
+    return _Card(label="Bottleneck", value=name, below=f"in {share:.0%} of the logged steps")
+
+
+def _written(run: RunFiles) -> _Card:
+    written = facts.traffic(run, "written_bytes")
+    if written is None:
+        return _Card(label="Written to SSD", value=None)
+    share = facts.endurance_share(run)
+    below = "" if share is None else f"{format_share(share)} of the drives' rated life"
+    return _Card(
+        label="Written to SSD, about" if written.is_estimate else "Written to SSD",
+        value=format_bytes_decimal(written.nbytes),
+        below=below,
+    )
+
+
+def format_share(share: float) -> str:
+    """Print a small share so that it does not become zero."""
+    percent = 100 * share
+    if percent == 0 or percent >= 1:
+        return f"{percent:.1f} %"
+    return f"{percent:.2g} %" if percent >= 1e-4 else "below 0.0001 %"
+
+
+def _memory(run: RunFiles) -> _Card:
+    peak = facts.peak_bytes(run, Tier.RAM)
+    below = ""
+    gpu_peak = facts.peak_bytes(run, Tier.GPU)
+    if gpu_peak is not None:
+        below = f"GPU {format_bytes(gpu_peak)}"
+    return _Card(
+        label="RAM in use, peak", value=None if peak is None else format_bytes(peak), below=below
+    )

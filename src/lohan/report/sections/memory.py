@@ -1,0 +1,128 @@
+"""Memory per tier and wear: what the plan set aside, what was measured, what the drives took.
+
+Owns the reading of a saved plan's ledger, and the bars and tables made from it.
+"""
+
+from collections.abc import Mapping
+
+from lohan.report.html.markup import not_recorded, note, section, table
+from lohan.report.html.stacked_bar import NUM_COLOURS, Mark, Piece, stacked_bar
+from lohan.report.run_files import RunFiles
+from lohan.report.sections import facts
+from lohan.report.sections.headline import format_share
+from lohan.report.svg import text_of
+from lohan.units import format_bytes, format_bytes_decimal
+from lohan.vocabulary import Tier
+
+_BUDGET = "budget"
+_MOST_LINES = 40
+
+
+def memory_section(run: RunFiles) -> str:
+    """One bar and one table per tier."""
+    by_tier = _ledger(run.plan)
+    if not by_tier:
+        return section("memory", "Memory per tier", not_recorded("The ledger", "plan.json"))
+    bars = [
+        _tier(tier, lines, facts.peak_bytes(run, tier)) for tier, lines in by_tier.items() if lines
+    ]
+    explained = (
+        "What the plan sets aside, as the most each purpose can hold at one moment. The dashed "
+        "line is what is allowed, the solid one the measured peak, where one was recorded."
+    )
+    return section("memory", "Memory per tier", note(explained), *bars)
+
+
+def _ledger(plan: Mapping[str, object] | None) -> dict[Tier, list[tuple[str, int]]]:
+    rows = (plan or {}).get("ledger")
+    found: dict[Tier, list[tuple[str, int]]] = {tier: [] for tier in Tier}
+    for row in rows if isinstance(rows, list) else []:
+        if not isinstance(row, dict):
+            continue
+        tier, purpose = row.get("tier"), row.get("purpose")
+        nbytes = facts.number_in(row, "bytes")
+        if tier in list(Tier) and isinstance(purpose, str) and nbytes is not None and nbytes >= 0:
+            found[Tier(tier)].append((purpose, round(nbytes)))
+    return {tier: lines for tier, lines in found.items() if lines}
+
+
+def _tier(tier: Tier, lines: list[tuple[str, int]], peak: int | None) -> str:
+    budget = next((nbytes for purpose, nbytes in lines if purpose == _BUDGET), None)
+    uses = sorted(
+        ((purpose, nbytes) for purpose, nbytes in lines if purpose != _BUDGET),
+        key=lambda line: -line[1],
+    )
+    rest = sum(nbytes for _, nbytes in uses[_MOST_LINES:])
+    uses = uses[:_MOST_LINES] + ([("everything else", rest)] if rest else [])
+    total = sum(nbytes for _, nbytes in uses)
+    pieces = [
+        Piece(
+            nbytes=nbytes,
+            colour=_colour(number),
+            hint=f"{purpose}: {format_bytes(nbytes)}",
+        )
+        for number, (purpose, nbytes) in enumerate(uses)
+    ]
+    marks = []
+    if budget is not None:
+        marks.append(Mark(look="budget", nbytes=budget, hint=f"allowed: {format_bytes(budget)}"))
+    if peak is not None:
+        marks.append(Mark(look="peak", nbytes=peak, hint=f"measured: {format_bytes(peak)}"))
+    anchor = f"memory-{tier.value.lower()}"
+    verdict = [f"{format_bytes(total)} set aside"]
+    if budget is not None:
+        verdict.append(f"{format_bytes(budget)} allowed")
+    verdict.append(
+        f"peak {format_bytes(peak)} measured" if peak is not None else "peak not recorded"
+    )
+    legend = "".join(
+        f'<li><span class="key block c{piece.colour}"></span>{text_of(piece.hint)}</li>'
+        for piece in pieces
+    )
+    return (
+        f'<figure class=tier><figcaption id="{anchor}-title">{tier.value} '
+        f"<span class=note>{text_of(', '.join(verdict))}</span></figcaption>"
+        f"{stacked_bar(anchor, pieces, marks)}<ul class=legend>{legend}</ul></figure>"
+    )
+
+
+def _colour(number: int) -> int:
+    return number % NUM_COLOURS + 1
+
+
+def wear_section(run: RunFiles) -> str:
+    """Bytes of the whole run and what they mean for the drives."""
+    rows: list[list[str]] = []
+    is_estimate = False
+    for name, key in (("read from SSD", "read_bytes"), ("written to SSD", "written_bytes")):
+        moved = facts.traffic(run, key)
+        per_step = facts.usual(run, key)
+        if moved is None:
+            continue
+        is_estimate |= moved.is_estimate
+        rows.append(
+            [
+                name,
+                format_bytes_decimal(moved.nbytes),
+                "-" if per_step is None else format_bytes_decimal(per_step),
+            ]
+        )
+    if not rows:
+        return section("wear", "Bytes and endurance", not_recorded("SSD traffic", "log.jsonl"))
+    said = []
+    if is_estimate:
+        said.append("Totals are worked out from the logged steps, each for those up to it.")
+    share = facts.endurance_share(run)
+    if share is None:
+        said.append("The drives' rated endurance is not recorded (no usable machine.json).")
+    elif run.machine is not None:
+        said.append(
+            f"The run used {format_share(share)} of the "
+            f"{format_bytes_decimal(run.machine.ssd_endurance_bytes)} the drives are rated for."
+        )
+    return section(
+        "wear",
+        "Bytes and endurance",
+        table("SSD traffic", ["what", "whole run", "per step, median"], rows),
+        note(" ".join(said)),
+    )

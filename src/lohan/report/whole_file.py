@@ -1,0 +1,45 @@
+"""Writing a file so that it is there whole or not at all.
+
+Owns the replacement and its permissions. Called for reports, and by commands for every file they
+were told to write.
+"""
+
+import contextlib
+import os
+import pathlib
+import tempfile
+
+from lohan.errors import ConfigError
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Write a file so that it is either there whole or not at all.
+
+    Raises:
+        ConfigError: if it cannot be written; what was there before is then untouched.
+    """
+    partial = None
+    try:
+        # A link stays a link: the file it names is replaced.
+        path = path.resolve()
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            partial = file.name
+            file.write(text)
+        # A temporary file is private; what the user asked for gets the usual permissions.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(partial, 0o666 & ~mask)
+        os.replace(partial, path)
+    except BaseException as error:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+        if not isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"{path} cannot be written",
+            why=error.strerror or str(error),
+            remedy="give a path in a writable directory with room",
+        ) from error
