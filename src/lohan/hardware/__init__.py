@@ -1,6 +1,18 @@
-"""What a machine can do: facts with JSON in and out, and machines by name."""
+"""What a machine can do: facts with JSON in and out, machines by name, and what RAM is free."""
 
+from lohan.hardware.limits import AvailableRam, available_ram_bytes, is_bound_by_locking
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
 from lohan.hardware.presets import MACHINE_NAMES, machine_from, machine_named
 
-__all__ = ["MACHINE_NAMES", "Gpu", "Machine", "Ssd", "SsdPath", "machine_from", "machine_named"]
+__all__ = [
+    "MACHINE_NAMES",
+    "AvailableRam",
+    "Gpu",
+    "Machine",
+    "Ssd",
+    "SsdPath",
+    "available_ram_bytes",
+    "is_bound_by_locking",
+    "machine_from",
+    "machine_named",
+]
