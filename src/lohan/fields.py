@@ -16,7 +16,8 @@ from lohan.units import parse_bytes, parse_rate
 T = TypeVar("T")
 _MOST_BYTES = 2**63 - 1
 _MOST_OF_ONE_THING = 4096
-_LEAST_RATE, _MOST_RATE = 1e5, 1e21
+LEAST_RATE, MOST_RATE = 1e5, 1e21
+"""No hardware does less or more of anything in a second."""
 _MOST_DOLLARS = 1e12
 
 
@@ -36,10 +37,10 @@ def check_rate(value: float, where: str, *, example: str) -> None:
             why="a rate must be a finite number above zero: everything is timed by it",
             remedy=f"write what was measured, such as {example}",
         )
-    if not _LEAST_RATE <= value <= _MOST_RATE:
+    if not LEAST_RATE <= value <= MOST_RATE:
         raise ConfigError(
             f"{where} is {_shown(value)}",
-            why=f"no such hardware does less than {_LEAST_RATE:,.0f} or more than {_MOST_RATE:.0e} "
+            why=f"no such hardware does less than {LEAST_RATE:,.0f} or more than {MOST_RATE:.0e} "
             "a second: the unit was probably left out",
             remedy=f"write what was measured, in full or with its unit, such as {example}",
         )

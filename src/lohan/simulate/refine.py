@@ -1,0 +1,250 @@
+"""Rates of a machine as one real step reached them: the paper's profiling step.
+
+Owns the arithmetic from the spans of a trace to a Machine: per lane, how long its tasks should have
+taken by the machine's rates, over how long they did. `Durations` is the model on both sides, so a
+simulation of the refined machine gives the observed times back. Pure: records and measures nothing.
+Called by the engine after its first steps, and by whoever compares a run with its prediction.
+
+Note "Shared links". A task that shares its link takes longer than the link needs for it, and the
+simulator knows that. So time on a simplex SSD path counts half while both directions are busy, and
+compute counts less while copies take their share of the GPU, exactly as `clock.py` has it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lohan.fields import LEAST_RATE, MOST_RATE
+from lohan.hardware.machine import Machine, Ssd
+from lohan.plan.system import DrivingRates
+from lohan.schedule.task import Compute, Move, Task
+from lohan.simulate.durations import Durations
+from lohan.trace import Span, Trace
+from lohan.trace.rows import Interval, merged, overlap_seconds
+from lohan.vocabulary import ComputeKind, Lane, TaskId, TensorKind
+
+LEAST_SPANS = 2
+"""Fewer spans of a lane say nothing about its rate."""
+LEAST_BUSY_SECONDS = 1e-3
+"""Shorter work is mostly the cost of starting it and of reading the clock."""
+_LEAST_COMPUTE_SHARE = 0.1
+
+_SSD_LANES = (Lane.SSD_READ, Lane.SSD_WRITE)
+_COPY_LANES = (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
+_TIMED_LANES = (*_SSD_LANES, *_COPY_LANES, Lane.GPU, Lane.CPU)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRate:
+    """What one lane reached: bytes, FLOPs (`gpu`) or updated parameters (`cpu`) per second."""
+
+    lane: Lane
+    before_per_second: float
+    """The machine's rate, as it was."""
+    observed_per_second: float
+    num_spans: int
+    busy_seconds: float
+    """How long its link worked for it; see the note "Shared links"."""
+
+
+def observed_rates(
+    machine: Machine,
+    tasks: Iterable[Task],
+    trace: Trace,
+    *,
+    rates: DrivingRates | None = None,
+    steps: Sequence[int] | None = None,
+) -> tuple[ObservedRate, ...]:
+    """Return what the lanes reached, those with enough evidence, in the vocabulary's order.
+
+    Args:
+        machine: what the tasks were planned for; its GPU's own memory rate is taken as right.
+        tasks: the schedule's; spans of other tasks are left out.
+        trace: of a run of them. Spans are matched by task id and step.
+        rates: how the system drives the machine, as the plan has it.
+        steps: which steps count; all of them if not given.
+    """
+    rates = rates or DrivingRates()
+    by_id = {(task.step, task.id): task for task in tasks}
+    wanted = None if steps is None else frozenset(steps)
+    spans: dict[Lane, list[tuple[Span, Task]]] = {lane: [] for lane in _TIMED_LANES}
+    for span in trace.spans:
+        task = _task_of(span, by_id)
+        if task is None or span.lane not in spans:
+            continue
+        if wanted is not None and span.step not in wanted:
+            continue
+        if _is_timed(task, rates):
+            spans[span.lane].append((span, task))
+    # What shares a link does so whether or not its own rate can be told.
+    busy = {lane: _busy(trace, lane) for lane in _TIMED_LANES}
+    durations = Durations(machine, rates)
+    found = []
+    for lane in Lane:
+        observed = _observe(lane, spans.get(lane, []), busy, machine, rates, durations)
+        if observed is not None:
+            found.append(observed)
+    return tuple(found)
+
+
+def refine(
+    machine: Machine,
+    tasks: Iterable[Task],
+    trace: Trace,
+    *,
+    rates: DrivingRates | None = None,
+    steps: Sequence[int] | None = None,
+    should_raise_writes: bool = False,
+) -> Machine:
+    """Return the machine with the rates a real run reached, where there is enough evidence.
+
+    Sizes and prices stay, and so does the SSD write rate if a step reached more: a machine's write
+    rate is the one its drives hold for hours, and one step may well end inside their cache.
+    `should_raise_writes` takes it all the same. Arguments otherwise as in `observed_rates`.
+    """
+    for observed in observed_rates(machine, tasks, trace, rates=rates, steps=steps):
+        is_raised = observed.observed_per_second > observed.before_per_second
+        if observed.lane is Lane.SSD_WRITE and is_raised and not should_raise_writes:
+            continue
+        machine = _with_rate(machine, observed)
+    return machine
+
+
+def _task_of(span: Span, by_id: Mapping[tuple[int, TaskId], Task]) -> Task | None:
+    if span.task is None:
+        return None
+    task = by_id.get((span.step, span.task))
+    return task if task is not None and task.lane is span.lane else None
+
+
+def _is_timed(task: Task, rates: DrivingRates) -> bool:
+    """Whether the task's time follows from its lane's rate alone."""
+    action = task.action
+    if isinstance(action, Move):
+        is_pageable = rates.activation_copy_bytes_per_second is not None
+        is_own = is_pageable and task.lane in _COPY_LANES and action.kind is TensorKind.A16
+        return action.nbytes > 0 and not is_own
+    if task.lane is Lane.GPU:
+        return action.flops > 0 or action.touched_bytes > 0
+    return action.kind is ComputeKind.UPDATE and action.num_parameters > 0
+
+
+def _busy(trace: Trace, lane: Lane) -> list[Interval]:
+    intervals = ((s.start_seconds, s.end_seconds) for s in trace.spans if s.lane is lane)
+    return merged(sorted(intervals))
+
+
+def _observe(
+    lane: Lane,
+    spans: Sequence[tuple[Span, Task]],
+    busy: Mapping[Lane, Sequence[Interval]],
+    machine: Machine,
+    rates: DrivingRates,
+    durations: Durations,
+) -> ObservedRate | None:
+    if len(spans) < LEAST_SPANS:
+        return None
+    own = merged(sorted((span.start_seconds, span.end_seconds) for span, _ in spans))
+    took_seconds = whole_seconds = sum(end - start for start, end in own)
+    took_seconds -= _lost_seconds(lane, own, busy, machine, rates)
+    took_seconds -= math.fsum(task.fixed_seconds for _, task in spans)
+    tasks = [replace(task, fixed_seconds=0.0) for _, task in spans]
+    if lane is Lane.GPU:
+        # The rate of the GPU's own memory is not in question: its part of the time is set aside.
+        took_seconds -= math.fsum(durations.of(_touching(task)) for task in tasks)
+        tasks = [_computing(task) for task in tasks]
+        if took_seconds < _LEAST_COMPUTE_SHARE * whole_seconds:
+            return None  # What is left is the error of that rate.
+    expected_seconds = math.fsum(durations.of(task) for task in tasks)
+    if max(took_seconds, expected_seconds) < LEAST_BUSY_SECONDS or expected_seconds <= 0:
+        return None
+    # Work that should have taken long and took no time (a copy that vanished) is evidence too, of
+    # a rate as high as can be told.
+    took_seconds = max(took_seconds, LEAST_BUSY_SECONDS)
+    before = _rate_of(machine, lane)
+    observed = before * expected_seconds / took_seconds
+    if not LEAST_RATE <= observed <= MOST_RATE:
+        return None
+    return ObservedRate(
+        lane=lane,
+        before_per_second=before,
+        observed_per_second=observed,
+        num_spans=len(spans),
+        busy_seconds=took_seconds,
+    )
+
+
+def _lost_seconds(
+    lane: Lane,
+    own: Sequence[Interval],
+    busy: Mapping[Lane, Sequence[Interval]],
+    machine: Machine,
+    rates: DrivingRates,
+) -> float:
+    """Time in which the lane worked for nothing, because others had their share."""
+    if lane in _SSD_LANES and not machine.ssd_path.is_duplex:
+        other = _SSD_LANES[1 - _SSD_LANES.index(lane)]
+        return overlap_seconds(own, busy[other]) / 2
+    if lane is Lane.GPU:
+        shared = sum(overlap_seconds(own, busy[copies]) for copies in _COPY_LANES)
+        return rates.copy_interference * shared
+    return 0.0
+
+
+def _computing(task: Task) -> Task:
+    assert isinstance(task.action, Compute)
+    return replace(task, action=replace(task.action, touched_bytes=0))
+
+
+def _touching(task: Task) -> Task:
+    assert isinstance(task.action, Compute)
+    return replace(task, action=replace(task.action, flops=0))
+
+
+def _rate_of(machine: Machine, lane: Lane) -> float:
+    return {
+        Lane.GPU: machine.gpu.flops_per_second,
+        Lane.GPU_TO_RAM: machine.gpu_to_ram_bytes_per_second,
+        Lane.RAM_TO_GPU: machine.ram_to_gpu_bytes_per_second,
+        Lane.SSD_READ: machine.ssd_read_bytes_per_second,
+        Lane.SSD_WRITE: machine.ssd_write_bytes_per_second,
+        Lane.CPU: machine.cpu_update_parameters_per_second,
+    }[lane]
+
+
+def _with_rate(machine: Machine, observed: ObservedRate) -> Machine:
+    rate, lane = observed.observed_per_second, observed.lane
+    factor = rate / observed.before_per_second
+    if lane is Lane.GPU:
+        by_dtype = tuple(
+            (name, other * factor) for name, other in machine.gpu.flops_per_second_by_dtype
+        )
+        gpu = replace(machine.gpu, flops_per_second=rate, flops_per_second_by_dtype=by_dtype)
+        return replace(machine, gpu=gpu)
+    if lane is Lane.GPU_TO_RAM:
+        return replace(machine, gpu_to_ram_bytes_per_second=rate)
+    if lane is Lane.RAM_TO_GPU:
+        return replace(machine, ram_to_gpu_bytes_per_second=rate)
+    if lane is Lane.CPU:
+        return replace(machine, cpu_update_parameters_per_second=rate)
+    # Which drive was slower cannot be told from the sum: all change alike, and the path with them.
+    path = machine.ssd_path
+    if lane is Lane.SSD_READ:
+        ceiling = _scaled(path.read_ceiling_bytes_per_second, factor)
+        path = replace(path, read_ceiling_bytes_per_second=ceiling)
+    else:
+        ceiling = _scaled(path.write_ceiling_bytes_per_second, factor)
+        path = replace(path, write_ceiling_bytes_per_second=ceiling)
+    drives = tuple(_with_factor(ssd, lane, factor) for ssd in machine.ssds)
+    return replace(machine, ssds=drives, ssd_path=path)
+
+
+def _with_factor(ssd: Ssd, lane: Lane, factor: float) -> Ssd:
+    if lane is Lane.SSD_READ:
+        rate = _scaled(ssd.read_bytes_per_second, factor)
+        return replace(ssd, read_bytes_per_second=rate)
+    return replace(ssd, write_bytes_per_second=_scaled(ssd.write_bytes_per_second, factor))
+
+
+def _scaled(rate: float, factor: float) -> float:
+    return min(max(rate * factor, LEAST_RATE), MOST_RATE)
