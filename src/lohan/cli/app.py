@@ -20,6 +20,7 @@ from lohan.cli.export import export
 from lohan.cli.machines import machines
 from lohan.cli.models import models
 from lohan.cli.plan import plan
+from lohan.cli.profile import profile
 from lohan.cli.report import report
 from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate
@@ -81,6 +82,7 @@ for _command in (
     plan,
     simulate,
     compare,
+    profile,
     reproduce,
     machines,
     models,

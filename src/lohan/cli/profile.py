@@ -1,0 +1,95 @@
+"""`lohan profile`: measure this machine, or show what was measured.
+
+Owns the command's options. Measuring is in `lohan.measure`, the tables in `profile_tables`, what
+the figures mean for a fine-tune in `profile_meaning`.
+"""
+
+import pathlib
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from lohan.cli.options import ForceOption, JsonOption
+
+_EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def profile(
+    ssd: Annotated[
+        list[pathlib.Path],
+        typer.Option("--ssd", help="An SSD directory, one per drive; may be given several times."),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="cuda, cuda:1, cpu or emulated. [default: a GPU if any]"),
+    ] = None,
+    ram: Annotated[
+        str | None,
+        typer.Option("--ram", help="RAM to plan with: 48GiB. [default: what is free]"),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="GPU memory to plan with: 20GiB. [default: what is free]"),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure again, whatever was kept.")
+    ] = False,
+    sustained: Annotated[
+        float | None,
+        typer.Option(
+            "--sustained",
+            help="Seconds of writing without a pause, per drive; long enough to fill a drive's "
+            "fast cache, such as 60. Measures again. [default: 3]",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option("--out", help="Write the machine to this .json, for --machine elsewhere."),
+    ] = None,
+    force: ForceOption = False,
+) -> None:
+    """Measure SSDs, copies, compute and CPU updates; kept, so the next time answers at once.
+
+    Exit code 0: measured or kept figures are shown. 2: the request cannot be met.
+    """
+    from lohan.cli.files import check_outputs, write_text
+    from lohan.cli.output import console, print_json
+    from lohan.cli.profile_meaning import meaning_of
+    from lohan.cli.profile_tables import show_profile
+    from lohan.cli.request import parse_size
+    from lohan.measure import profile_machine
+    from lohan.measure.machine import SUSTAINED_SECONDS
+
+    check_outputs([out], force=force)
+    ram_bytes = None if ram is None else parse_size(ram, "--ram")
+    gpu_bytes = None if gpu is None else parse_size(gpu, "--gpu")
+    # An order to end is obeyed like Ctrl-C: the files made for measuring are removed first.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))
+    try:
+        measured, source = profile_machine(
+            ssd=ssd,
+            device=device,
+            ram_bytes=ram_bytes,
+            gpu_bytes=gpu_bytes,
+            sustained_seconds=SUSTAINED_SECONDS if sustained is None else sustained,
+            should_refresh=refresh or sustained is not None,
+            report=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    meaning = meaning_of(measured.machine)
+    if out is not None:
+        write_text(out, measured.machine.to_json())
+    if json:
+        print_json(
+            {
+                **measured.to_fields(),
+                "source": source,
+                "meaning": None if meaning is None else meaning.to_fields(),
+            }
+        )
+        return
+    show_profile(measured, source, meaning, console(), out=out)

@@ -1,0 +1,33 @@
+"""Fill in a Machine by measurement: drives, copies, compute, updates, memory that is free."""
+
+from lohan.measure.cache import (
+    MOST_AGE,
+    LoadedProfile,
+    cache_directory,
+    load_profile,
+    profile_path,
+    save_profile,
+)
+from lohan.measure.facts import DriveFacts, MachineFacts, machine_facts
+from lohan.measure.figure import Figure
+from lohan.measure.machine import Instruments, measure_machine
+from lohan.measure.measured import MeasuredDrive, MeasuredMachine
+from lohan.measure.profile import profile_machine
+
+__all__ = [
+    "MOST_AGE",
+    "DriveFacts",
+    "Figure",
+    "Instruments",
+    "LoadedProfile",
+    "MachineFacts",
+    "MeasuredDrive",
+    "MeasuredMachine",
+    "cache_directory",
+    "load_profile",
+    "machine_facts",
+    "measure_machine",
+    "profile_machine",
+    "profile_path",
+    "save_profile",
+]

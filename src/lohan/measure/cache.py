@@ -1,0 +1,131 @@
+"""Profiles kept between runs: `$XDG_CACHE_HOME/lohan/profile-<key>.json`.
+
+Owns where a profile lies, when it is too old, and what is said about one that is not used. The key
+is made of the hardware's facts, so directories on the same drives share a profile, and a profile
+never moves to another box unnoticed. Measures nothing.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from lohan.errors import ConfigError
+from lohan.measure.facts import MachineFacts
+from lohan.measure.measured import MeasuredMachine, facts_fields
+
+MOST_AGE = timedelta(days=30)
+"""Drives fill up and age, drivers change: older figures are taken again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedProfile:
+    """A profile, or why there is none."""
+
+    profile: MeasuredMachine | None
+    reason: str
+    """Where it comes from, or what was wrong, in words for the user."""
+
+
+def cache_directory() -> pathlib.Path:
+    """Where profiles are kept.
+
+    Raises:
+        ConfigError: this user has no home directory.
+    """
+    # A relative path in the variable is to be ignored, says its specification.
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):
+        return pathlib.Path(named) / "lohan"
+    try:
+        return pathlib.Path.home() / ".cache" / "lohan"
+    except RuntimeError as error:
+        raise ConfigError(
+            "there is no place for profiles",
+            why=str(error),
+            remedy="set XDG_CACHE_HOME to a directory",
+        ) from error
+
+
+def profile_path(facts: MachineFacts, *, directory: pathlib.Path | None = None) -> pathlib.Path:
+    """Where the profile of this hardware lies."""
+    text = json.dumps(facts_fields(facts), sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return (directory or cache_directory()) / f"profile-{key}.json"
+
+
+def load_profile(
+    facts: MachineFacts, *, directory: pathlib.Path | None = None, now: datetime | None = None
+) -> LoadedProfile:
+    """Return the profile of this hardware if it is there, whole and fresh."""
+    try:
+        path = profile_path(facts, directory=directory)
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        others = len(list(path.parent.glob("profile-*.json")))
+        elsewhere = f" ({others} of other hardware)" if others else ""
+        return LoadedProfile(
+            profile=None, reason=f"this hardware has not been measured yet{elsewhere}"
+        )
+    except UnicodeDecodeError:
+        return LoadedProfile(profile=None, reason=f"{path} is damaged: it is not text")
+    except OSError as error:
+        return LoadedProfile(profile=None, reason=f"{path} cannot be read: {error.strerror}")
+    except ConfigError as error:
+        return LoadedProfile(profile=None, reason=f"{error.what}: {error.why}")
+    try:
+        profile = MeasuredMachine.from_json(text, where=str(path))
+    except ConfigError as error:
+        return LoadedProfile(profile=None, reason=f"{error.what}: {error.why}")
+    if profile.facts != facts:
+        return LoadedProfile(profile=None, reason=f"{path} was measured on other hardware")
+    age = profile.age(now or datetime.now(UTC))
+    if age > MOST_AGE:
+        return LoadedProfile(
+            profile=None,
+            reason=f"the profile is {age.days} days old, figures older than {MOST_AGE.days} are "
+            "taken again",
+        )
+    if age < -timedelta(days=1):
+        return LoadedProfile(
+            profile=None,
+            reason=f"the profile says it was measured on {profile.measured_at:%Y-%m-%d}, which is "
+            "still to come",
+        )
+    return LoadedProfile(profile=profile, reason=f"kept in {path}")
+
+
+def save_profile(
+    profile: MeasuredMachine, *, directory: pathlib.Path | None = None
+) -> pathlib.Path:
+    """Keep a profile; the file is there whole or not at all.
+
+    Raises:
+        ConfigError: it cannot be written; what was there before is untouched.
+    """
+    path = profile_path(profile.facts, directory=directory)
+    partial = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            partial = file.name
+            file.write(profile.to_json())
+        os.replace(partial, path)
+    except BaseException as error:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+        if not isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"the profile cannot be kept in {path}",
+            why=error.strerror or str(error),
+            remedy="set XDG_CACHE_HOME to a directory that can be written",
+        ) from error
+    return path

@@ -1,0 +1,165 @@
+"""How fast the device computes: a real transformer block, forward and backward, in bf16.
+
+Owns the block, its FLOPs and the choice of its size: as large as it takes for one pass to last a
+noticeable time, within the memory of the device. Also times the device's own memory. Called by
+`machine.py`. Letters: t tokens, w width of the model, f width of the feed-forward part, h heads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lohan.device import Device
+from lohan.errors import DoesNotFit, HardwareError
+from lohan.measure.figure import Clock, Figure, measure_rounds, repeat
+from lohan.units import MIB
+
+_HEAD_WIDTH = 64
+# Grows until one pass takes long enough: tokens and width.
+SIZES: tuple[tuple[int, int], ...] = (
+    (256, 512),
+    (512, 1024),
+    (1024, 2048),
+    (2048, 4096),
+    (4096, 8192),
+)
+_MEMORY_PIECE_BYTES = 128 * MIB
+
+
+class Block(nn.Module):
+    """A block as in Llama: attention and a gated feed-forward part, each after a norm."""
+
+    def __init__(self, width: int, *, device: torch.device) -> None:
+        super().__init__()
+        # Wide as in Llama: 8/3 of the width, rounded up to whole tiles.
+        inner = -(-8 * width // 3 // 128) * 128
+
+        def linear(num_in: int, num_out: int) -> nn.Linear:
+            return nn.Linear(num_in, num_out, bias=False, dtype=torch.bfloat16, device=device)
+
+        self.num_heads = max(1, width // _HEAD_WIDTH)
+        self.norm_1 = nn.RMSNorm(width, dtype=torch.bfloat16, device=device)
+        self.norm_2 = nn.RMSNorm(width, dtype=torch.bfloat16, device=device)
+        self.q, self.k, self.v, self.o = (linear(width, width) for _ in range(4))
+        self.gate, self.up = (linear(width, inner) for _ in range(2))
+        self.down = linear(inner, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (t, w) to (t, w)."""
+        normed = self.norm_1(x)
+        q, k, v = (
+            part(normed).unflatten(-1, (self.num_heads, -1)).transpose(0, 1).unsqueeze(0)
+            for part in (self.q, self.k, self.v)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.squeeze(0).transpose(0, 1).flatten(1))
+        normed = self.norm_2(x)
+        out: torch.Tensor = x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        return out
+
+
+def flops_of_pass(block: Block, tokens: int) -> int:
+    """FLOPs of forward and backward, counted as the planner counts them.
+
+    Products: 2 per weight and token forward, 4 backward. Attention: two products of t x t x w
+    forward, five backward; a causal mask does not halve them.
+    """
+    products = 6 * tokens * sum(p.numel() for p in block.parameters() if p.dim() == 2)
+    width: int = block.o.in_features
+    return products + 2 * (2 + 5) * tokens * tokens * width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeFigures:
+    """What the device computes, and how it was found out."""
+
+    flops: Figure
+    memory: Figure
+    """Bytes read and written in the device's own memory."""
+    tokens: int
+    width: int
+
+
+def measure_compute(
+    device: Device, *, seconds: float, clock: Clock, sizes: tuple[tuple[int, int], ...] = SIZES
+) -> ComputeFigures:
+    """Run blocks of growing size until one pass takes a third of `seconds`, then time that one.
+
+    Raises:
+        DoesNotFit: not even the smallest block has room on the device.
+        HardwareError: the device cannot compute in bf16.
+    """
+    chosen: _Pass | None = None
+    for size in sizes:
+        try:
+            attempt = _pass_of(device, *size)
+            attempt()  # the first pass prepares kernels and memory
+            device.synchronize()
+            flops_per_second = repeat(attempt, seconds=0, clock=clock, settle=device.synchronize)
+        except DoesNotFit:
+            if chosen is None:
+                raise
+            break
+        except RuntimeError as error:
+            raise HardwareError(
+                f"{device.name} failed to compute a transformer block in bf16",
+                why=str(error).partition("\n")[0],
+                remedy='use another device, such as "cpu"',
+            ) from error
+        chosen = attempt
+        if attempt.num_flops / flops_per_second >= seconds / 3:
+            break
+    assert chosen is not None, "there is at least one size"
+    return ComputeFigures(
+        flops=measure_rounds(chosen, seconds=seconds, clock=clock, settle=device.synchronize),
+        memory=_measure_memory(device, seconds=seconds / 2, clock=clock),
+        tokens=chosen.tokens,
+        width=chosen.width,
+    )
+
+
+class _Pass:
+    """One forward and backward pass of a block; returns its FLOPs."""
+
+    def __init__(self, device: Device, block: Block, x: torch.Tensor) -> None:
+        self._device, self._block, self._x = device, block, x
+        self.tokens, self.width = x.shape
+        self.num_flops = flops_of_pass(block, self.tokens)
+
+    def __call__(self) -> float:
+        with self._device.compute():
+            out = self._block(self._x)
+            torch.autograd.backward(out, torch.ones_like(out))
+            for parameter in self._block.parameters():
+                parameter.grad = None
+            self._x.grad = None
+            self._device.charge(num_flops=self.num_flops)
+        return self.num_flops
+
+
+def _pass_of(device: Device, tokens: int, width: int) -> _Pass:
+    with device.compute():
+        block = Block(width, device=device.torch_device)
+        x = torch.randn(tokens, width, device=device.torch_device).to(torch.bfloat16)
+    return _Pass(device, block, x.requires_grad_())
+
+
+def _measure_memory(device: Device, *, seconds: float, clock: Clock) -> Figure:
+    piece_bytes = _MEMORY_PIECE_BYTES
+    if device.memory_bytes is not None:
+        piece_bytes = max(min(piece_bytes, device.memory_bytes // 8), MIB)
+    with device.compute():
+        source = torch.zeros(piece_bytes, dtype=torch.uint8, device=device.torch_device)
+        target = torch.zeros_like(source)
+
+    def copy() -> float:
+        with device.compute():
+            target.copy_(source)
+            device.charge(num_bytes=2 * piece_bytes)
+        return 2 * piece_bytes
+
+    copy()
+    device.synchronize()
+    return measure_rounds(copy, seconds=seconds, clock=clock, settle=device.synchronize)
