@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import lohan
 from lohan.cli.check import check
+from lohan.cli.clean import clean
 from lohan.cli.compare import compare
 from lohan.cli.doctor import doctor
 from lohan.cli.export import export
@@ -90,6 +91,7 @@ for _command in (
     check,
     export,
     report,
+    clean,
 ):
     app.command()(_command)
 

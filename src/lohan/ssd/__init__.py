@@ -19,6 +19,7 @@ from lohan.ssd.engine import (
     Ticket,
 )
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
+from lohan.ssd.left_runs import FoundParts, LeftFile, RunPart, find_run_parts
 from lohan.ssd.memory_engine import MemoryEngine
 from lohan.ssd.native_engine import NativeEngine
 from lohan.ssd.run_directory import RunDirectories
@@ -41,14 +42,17 @@ __all__ = [
     "DriveSettings",
     "Extent",
     "ExtentAllocator",
+    "FoundParts",
     "IoEngine",
     "IoFile",
+    "LeftFile",
     "MemoryEngine",
     "Mixing",
     "NativeEngine",
     "Operation",
     "Priority",
     "RunDirectories",
+    "RunPart",
     "Stretch",
     "StripeLayout",
     "StripedFile",
@@ -58,5 +62,6 @@ __all__ = [
     "check_directories",
     "check_directory",
     "choose_engine",
+    "find_run_parts",
     "verify_extent",
 ]

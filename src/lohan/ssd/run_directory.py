@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from lohan.errors import ConfigError, StorageError
 from lohan.ssd.storage_errors import storage_error
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LOCK_NAME = "lock"
+PREFIX = "lohan-"
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LOCK_NAME = "lock"
 
 
 class RunDirectories:
@@ -54,7 +55,7 @@ class RunDirectories:
     def _enter(
         cls, parents: Sequence[str | os.PathLike[str]], run_id: str, *, is_new: bool
     ) -> "RunDirectories":
-        if not _RUN_ID.fullmatch(run_id):
+        if not RUN_ID.fullmatch(run_id):
             raise ConfigError(
                 f"{run_id!r} is not a run id",
                 why="it becomes part of a directory name",
@@ -70,7 +71,7 @@ class RunDirectories:
         locks: list[int] = []
         try:
             for parent in parents:
-                path = os.path.join(os.path.realpath(parent), f"lohan-{run_id}")
+                path = os.path.join(os.path.realpath(parent), f"{PREFIX}{run_id}")
                 _refuse_repeated(path, paths)
                 if is_new:
                     _make(path)
@@ -114,7 +115,7 @@ class RunDirectories:
             return
         for descriptor, path in zip(self._locks, self.paths, strict=False):
             if should_delete and _is_lock_of(descriptor, path):
-                os.unlink(os.path.join(path, _LOCK_NAME))
+                os.unlink(os.path.join(path, LOCK_NAME))
             # Unlocked by name, because a forked child may still hold a copy of the descriptor.
             # (That is also why a child must not do it: it would unlock its parent's run.)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -170,7 +171,7 @@ def _refuse_repeated(path: str, paths: Sequence[str]) -> None:
 
 
 def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
-    path = os.path.join(directory, _LOCK_NAME)
+    path = os.path.join(directory, LOCK_NAME)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -190,7 +191,7 @@ def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(note).encode(), 0)
     except BlockingIOError:
-        holder = _describe_holder(descriptor)
+        holder = describe_holder(descriptor)
         os.close(descriptor)
         raise StorageError(
             f"run {run_id} is held by {holder}",
@@ -215,13 +216,14 @@ def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
 
 def _is_lock_of(descriptor: int, directory: str) -> bool:
     try:
-        there = os.stat(os.path.join(directory, _LOCK_NAME), follow_symlinks=False)
+        there = os.stat(os.path.join(directory, LOCK_NAME), follow_symlinks=False)
     except OSError:
         return False
     return os.path.samestat(os.fstat(descriptor), there)
 
 
-def _describe_holder(descriptor: int) -> str:
+def describe_holder(descriptor: int) -> str:
+    """Say who holds a run, from the note in its lock."""
     try:
         note = json.loads(os.pread(descriptor, 4096, 0))
         return f"process {note['pid']} on {note['host']} since {note['started']}"

@@ -14,6 +14,14 @@ from lohan.store.layout import (
     TensorEntry,
     TensorPlace,
 )
+from lohan.store.left_runs import (
+    LeftRun,
+    LeftRuns,
+    Removal,
+    list_left_runs,
+    refuse_removal,
+    remove_left_run,
+)
 from lohan.store.manifest import CopiesInDoubt, Manifest
 from lohan.store.manifest_search import FoundManifest, find_manifest
 from lohan.store.opening import StateStoreWarning, create_states, open_states
@@ -41,9 +49,12 @@ __all__ = [
     "CopiesInDoubt",
     "FoundManifest",
     "GradientStore",
+    "LeftRun",
+    "LeftRuns",
     "Manifest",
     "Part",
     "RamBuffer",
+    "Removal",
     "SlotCount",
     "StateLayout",
     "StateStore",
@@ -54,7 +65,10 @@ __all__ = [
     "TensorPlace",
     "create_states",
     "find_manifest",
+    "list_left_runs",
     "open_states",
     "parts_of_kinds",
+    "refuse_removal",
+    "remove_left_run",
     "resident_bytes",
 ]
