@@ -101,7 +101,7 @@ def test_a_part_of_a_run_is_refused_until_it_is_said_to_be_all(ssds: list[pathli
 
 def test_an_unknown_run_is_named_with_the_nearest(ssds: list[pathlib.Path]) -> None:
     leave_run(ssds, "first")
-    ran = run_lohan(*words(ssds, "--remove", "frist", "--yes"))
+    ran = run_lohan(*words(ssds, "--remove", "firsst", "--yes"))
     assert ran.exit_code == 2
     assert 'write "first"' in ran.stderr
     assert (ssds[0] / "lohan-first").exists()

@@ -163,9 +163,7 @@ def _remove(
         for path in run.missing:
             shown.print(f"note: left of this run: {path}", soft_wrap=True)
         if run.manifest is None and not run.missing:
-            shown.print(
-                "note: it was never sealed; if it had other SSD directories, look there too"
-            )
+            shown.print("note: it was never sealed: other SSD directories may hold parts of it")
     if as_json:
         print_json({"removed": removed})
 

@@ -91,3 +91,10 @@ def test_columns_inside_objects_and_texts(tmp_path: pathlib.Path) -> None:
 
 def test_an_empty_log_is_a_log(tmp_path: pathlib.Path) -> None:
     assert read(tmp_path, "").steps == ()
+
+
+def test_the_flat_spelling_of_trainers_is_read_too(tmp_path: pathlib.Path) -> None:
+    log = read(tmp_path, lines({"step": 1, "busy_gpu": 0.5, "predicted_step_seconds": 2.0}))
+    assert log.column("busy", "gpu") == [0.5]
+    assert log.keys_inside("busy") == ["gpu"]
+    assert log.column("predicted_seconds") == [2.0]

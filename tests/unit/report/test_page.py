@@ -270,7 +270,21 @@ def test_a_models_own_configuration_is_not_the_runs(folder: pathlib.Path) -> Non
     assert "odd_setting" in sound(write_report(folder)).words
 
 
-def test_a_resident_trace_in_its_plain_form_is_read_too(folder: pathlib.Path) -> None:
+def test_a_configuration_as_text_is_shown_without_its_secrets(folder: pathlib.Path) -> None:
+    (folder / "resolved_config.json").unlink()
+    (folder / "lohan.yaml").write_text(
+        "model: some/model\nhub_token: hf_secret\noffload:\n  - api_key: '1234'\n  ram: <b>\n"
+    )
+    path = write_report(folder)
+    words = sound(path).words
+    assert "model: some/model" in words
+    assert "ram: <b>" in words
+    assert words.count("(not shown)") == 2
+    assert "hf_secret" not in path.read_text()
+    assert "1234" not in words
+
+
+def test_a_measured_trace_in_its_plain_form_is_read_too(folder: pathlib.Path) -> None:
     run = read_run(folder)
     assert run.predicted is not None
     (folder / "trace.json").write_text(measured_trace(run.predicted).to_json())

@@ -5,6 +5,7 @@ missing or damaged is said and does without. Knows nothing of how a report looks
 
     log.jsonl              one object per logging step (`log_lines`)
     resolved_config.json   the complete configuration (config.json, if that is not a model's)
+    lohan.yaml             the same as a user would write it, where there is no JSON form
     plan.json, plan.txt    `Plan.to_json`, and the plan in words
     trace.json             measured lanes; predicted_trace.json: simulated ones
     machine.json           `Machine.to_json`
@@ -26,10 +27,21 @@ from lohan.units import format_bytes
 T = TypeVar("T")
 
 LOG, RESOLVED, CONFIG = "log.jsonl", "resolved_config.json", "config.json"
+CONFIG_WORDS = "lohan.yaml"
 PLAN, PLAN_WORDS, MACHINE, SUMMARY = "plan.json", "plan.txt", "machine.json", "summary.json"
 MEASURED, PREDICTED = "trace.json", "predicted_trace.json"
 # Where only a model's own config.json lies, nothing was run.
-_FILES_OF_A_RUN = (LOG, RESOLVED, PLAN, PLAN_WORDS, MACHINE, SUMMARY, MEASURED, PREDICTED)
+_FILES_OF_A_RUN = (
+    LOG,
+    RESOLVED,
+    CONFIG_WORDS,
+    PLAN,
+    PLAN_WORDS,
+    MACHINE,
+    SUMMARY,
+    MEASURED,
+    PREDICTED,
+)
 _LARGEST_BYTES = 32 << 20
 _LARGEST_TRACE_BYTES = 512 << 20
 
@@ -41,6 +53,8 @@ class RunFiles:
     folder: pathlib.Path
     log: RunLog | None
     config: Mapping[str, object] | None
+    config_words: str | None
+    """The configuration as text."""
     model_config: Mapping[str, object] | None
     """The exported model's own configuration."""
     plan: Mapping[str, object] | None
@@ -103,6 +117,7 @@ def read_run(folder: pathlib.Path) -> RunFiles:
         folder=folder,
         log=log,
         config=config,
+        config_words=read(CONFIG_WORDS, _words),
         model_config=model_config,
         plan=read(PLAN, _object),
         plan_words=read(PLAN_WORDS, _words),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import IO
 
 _LONGEST_LINE_BYTES = 1 << 20
+_BUSY = "busy"
+_PREDICTED = "predicted_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class _Reading:
             self._resumed_at.append(step)
         self._newest_step = step
         # Evaluation and training may log the same step in two lines.
-        self.rows.setdefault(step, {}).update(row)
+        self.rows.setdefault(step, {}).update(_nested(row))
 
     def remarks(self, name: str) -> list[str]:
         """What a reader of the report has to know."""
@@ -133,6 +135,19 @@ def _object(line: bytes) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _nested(row: dict[str, object]) -> dict[str, object]:
+    """Bring the flat spelling of trainers, whose logs are names and numbers only, into one form.
+
+    `busy_gpu` becomes `busy.gpu`, and `predicted_step_seconds` `predicted_seconds`.
+    """
+    busy = {key: share for key, share in row.items() if key.startswith(f"{_BUSY}_")}
+    if busy and _BUSY not in row:
+        row[_BUSY] = {key.removeprefix(f"{_BUSY}_"): share for key, share in busy.items()}
+    if "predicted_step_seconds" in row:
+        row.setdefault(_PREDICTED, row["predicted_step_seconds"])
+    return row
 
 
 def _step(row: Mapping[str, object]) -> int | None:

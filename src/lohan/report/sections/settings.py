@@ -13,7 +13,7 @@ from lohan.report.svg import text_of
 from lohan.units import format_bytes, format_count, format_rate
 
 _MOST_ROWS = 600
-_LONGEST_PLAN = 40_000
+_LONGEST_TEXT = 40_000
 _DEEPEST = 8
 _SECRET = re.compile(
     r"(?:^|[._-])(?:token|password|passwd|secret|api_?key|access_?key|credentials?)$", re.IGNORECASE
@@ -25,7 +25,7 @@ def plan_section(run: RunFiles) -> str:
     words = (run.plan_words or "").strip()
     if not words:
         return section("plan", "The plan in words", not_recorded("The plan", "plan.txt"))
-    text = text_of(shortened(words, _LONGEST_PLAN))
+    text = text_of(shortened(words, _LONGEST_TEXT))
     return section("plan", "The plan in words", f"<pre>{text}</pre>")
 
 
@@ -37,6 +37,11 @@ def settings_section(run: RunFiles) -> str:
 
 
 def _configuration(run: RunFiles) -> str:
+    if run.config is None and run.config_words:
+        words = "\n".join(map(_without_secret, run.config_words.strip().splitlines()))
+        return folded(
+            "Resolved configuration", f"<pre>{text_of(shortened(words, _LONGEST_TEXT))}</pre>"
+        )
     if run.config is None:
         return not_recorded("The resolved configuration", "resolved_config.json")
     settings = {key: value for key, value in run.config.items() if key != "versions"}
@@ -48,6 +53,12 @@ def _configuration(run: RunFiles) -> str:
         "Every setting of the run", ["setting", "value"], rows[:_MOST_ROWS], num_text_columns=2
     )
     return folded(f"Resolved configuration ({len(rows):,} settings)", shown + said)
+
+
+def _without_secret(line: str) -> str:
+    name, colon, value = line.partition(":")
+    is_secret = _SECRET.search(name.strip().strip("\"'- ")) and value.strip() not in ("", "null")
+    return f"{name}{colon} (not shown)" if is_secret else line
 
 
 def _flattened(found: object, path: str = "", depth: int = 0) -> Iterator[list[str]]:
