@@ -25,6 +25,7 @@ from lohan.report.svg import text_of
 from lohan.report.whole_file import write_text
 
 REPORT_NAME = "report.html"
+_LONGEST_NAME = 100
 _LINKS = {
     "training": "Training",
     "lanes": "Lanes",
@@ -53,7 +54,8 @@ def write_report(run: str | os.PathLike[str], *, out: pathlib.Path | None = None
 
 def report_html(run: RunFiles) -> str:
     """Return the page of a run."""
-    name = shortened(facts.model_name(run) or run.folder.resolve().name or "run", 120)
+    name = facts.model_name(run) or run.folder.resolve().name or "run"
+    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
     sections = (
         training_section(run),
         lanes_section(run),

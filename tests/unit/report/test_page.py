@@ -104,6 +104,7 @@ def test_the_page_holds_everything_the_files_do(folder: pathlib.Path) -> None:
         "of the drives' rated life",
         "It fits: 9.1 GiB of 12.0 GiB RAM",
         "lr_scheduler_type",
+        '["/mnt/a", "/mnt/b"]',
         "desktop-4090",
         "2.13.0",
     ):
@@ -120,6 +121,13 @@ def test_secrets_in_the_configuration_stay_out(folder: pathlib.Path) -> None:
 
 def test_where_the_folder_lies_stays_out(folder: pathlib.Path) -> None:
     assert str(folder.parent) not in write_report(folder).read_text()
+
+
+def test_a_model_folder_is_named_by_its_last_part(folder: pathlib.Path) -> None:
+    (folder / "summary.json").write_text('{"model": "/home/somebody/models/tiny-llama/"}')
+    text = write_report(folder).read_text()
+    assert "<h1>tiny-llama</h1>" in text
+    assert "somebody" not in text
 
 
 FILES = {
@@ -259,6 +267,32 @@ def test_settings_without_end_do_not_burst_the_page(folder: pathlib.Path) -> Non
     (folder / "resolved_config.json").write_text(json.dumps({**wide, "deep": deep}))
     (folder / "plan.txt").write_text("word " * 100_000)
     assert "more settings are in resolved_config.json" in sound(write_report(folder)).words
+
+
+@pytest.mark.slow
+def test_everything_too_large_at_once_still_makes_a_small_page(folder: pathlib.Path) -> None:
+    huge = "\U0001f600" * 5_000
+    busy = {f"{huge[:99]}{lane}": 0.5 for lane in range(20)}
+    write_log(folder / "log.jsonl", 20_000)
+    with (folder / "log.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"step": 20_001 + n, "busy": busy, "bottleneck": huge}) + "\n"
+            for n in range(999)
+        )
+    wide = {f"{n}{huge[:500]}": huge for n in range(300)}
+    (folder / "resolved_config.json").write_text(json.dumps(wide))
+    summary = {"model": huge, "status": huge, "versions": {f"{n}{huge}": huge for n in range(50)}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "plan.txt").write_text(huge * 2)
+    ledger = [{"tier": "RAM", "purpose": f"{n}{huge}", "bytes": n} for n in range(100)]
+    (folder / "plan.json").write_text(json.dumps({"ledger": ledger, "policy": huge}))
+    spans = tuple(
+        Span(lane=Lane.GPU, name=huge, kind=f"{n}{huge}", start_seconds=n, end_seconds=n + 1)
+        for n in range(40)
+    )
+    trace = Trace(name=huge, is_simulated=False, spans=spans)
+    (folder / "trace.json").write_text(chrome_json(trace))
+    assert "too large to be drawn here" in sound(write_report(folder)).words
 
 
 def test_a_models_own_configuration_is_not_the_runs(folder: pathlib.Path) -> None:

@@ -181,13 +181,13 @@ def _x_words(axis: Axis) -> str:
         spare = " spare" if number % 2 and len(axis.ticks) > 4 else ""
         words.append(
             f'<span class="at{edge}{spare}" style="left:{number_of(100 * share)}%">'
-            f"{text_of(_step_words(tick))}</span>"
+            f"{text_of(_step_words(tick, axis))}</span>"
         )
     return f"<div class=x aria-hidden=true>{''.join(words)}<i>step</i></div>"
 
 
-def _step_words(step: float) -> str:
-    return f"{step:,.0f}" if step < 100_000 else format_count(step)
+def _step_words(step: float, axis: Axis) -> str:
+    return f"{step:,.0f}" if axis.high < 1_000_000 else format_count(step)
 
 
 def _words(

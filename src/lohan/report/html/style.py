@@ -84,7 +84,7 @@ grid-template-rows:15rem 1.9rem;margin-top:.9rem;font-size:.78rem;color:var(--mu
 .y{position:relative}
 .y span{position:absolute;right:.6rem;transform:translateY(50%);white-space:nowrap}
 .field{position:relative;min-width:0}
-.field svg{display:block;width:100%;height:100%;overflow:hidden}
+.field svg{display:block;width:100%;height:100%;overflow:visible;clip-path:inset(-4px -5px)}
 .x{grid-column:2;position:relative}
 .x span{position:absolute;top:.5rem;transform:translateX(-50%);white-space:nowrap}
 .x .first{transform:none}.x .last{transform:translateX(-100%)}
@@ -133,7 +133,8 @@ font-size:.85rem}
 .cards dd{font-size:1.2rem}.x .spare{display:none}
 .plot{grid-template-columns:3.7rem minmax(0,1fr);grid-template-rows:12rem 1.9rem}
 .small .plot{grid-template-rows:8.5rem 1.9rem}th,td{padding-right:.9rem}}
-@media print{nav,.chart details,.sideways{display:none}
+@media print{nav,.chart details,.sideways,.tip,.hair{display:none}
+h2,h3,figcaption,caption{break-after:avoid}
 details::details-content{content-visibility:visible}body{max-width:none;padding:0}
 section{break-before:auto}figure,.cards>div,tr{break-inside:avoid}
 .lanes,.scroll{overflow:visible}.lanes svg{min-width:0}

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 _MOST_ROWS_WHOLE = 600
-_STRETCHES = 400
+_STRETCHES = 600
 
 Column = Sequence[float | None]
 
@@ -53,7 +53,10 @@ def evenly_spread(num_rows: int, num_wanted: int) -> list[int]:
 
 
 def running_mean(column: Column, num_rows: int) -> list[float | None]:
-    """Return the mean of each finite value and those around it, `num_rows` of them in all."""
+    """Return the mean of each finite value and those around it, `num_rows` of them in all.
+
+    At the ends of the log there are fewer: only those that are there.
+    """
     finite = [
         (index, value)
         for index, value in enumerate(column)
@@ -65,8 +68,6 @@ def running_mean(column: Column, num_rows: int) -> list[float | None]:
     found: list[float | None] = [None] * len(column)
     half = num_rows // 2
     for place, (index, _) in enumerate(finite):
-        # As many on either side: at the ends of the log fewer, so that the mean does not lag.
-        reach = min(half, place, len(finite) - 1 - place)
-        total = sums[place + reach + 1] - sums[place - reach]
-        found[index] = total / (2 * reach + 1)
+        begin, end = max(0, place - half), min(len(finite), place + half + 1)
+        found[index] = (sums[end] - sums[begin]) / (end - begin)
     return found

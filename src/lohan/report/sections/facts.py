@@ -33,12 +33,13 @@ def log_of(run: RunFiles) -> RunLog:
 
 
 def model_name(run: RunFiles) -> str | None:
-    """What was trained."""
+    """What was trained; of a folder its name only, wherever on somebody's disk it lies."""
     for found in (run.summary, run.plan, run.config, run.model_config):
         for key in _MODEL_KEYS:
             value = (found or {}).get(key)
             if isinstance(value, str) and value.strip():
-                return value
+                is_folder = value.startswith(("/", "~", "."))
+                return (value.rstrip("/").rpartition("/")[2] or value) if is_folder else value
     return None
 
 

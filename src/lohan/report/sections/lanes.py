@@ -70,6 +70,8 @@ def _picture(present: dict[str, Trace], cuts: dict[str, SteadySteps]) -> tuple[s
         kept = [_only(trace, frozenset(ranks)) for trace in named]
         drawn = _HINT.sub("", _drawn(kept, _NARROW_PX))
         said[1:] = [f"Only the lanes of the first {len(ranks)} GPU(s) are shown."]
+    if len(drawn) > _MOST_BYTES:
+        return "", ["The trace is too large to be drawn here: open it in Perfetto."]
     return drawn, said
 
 

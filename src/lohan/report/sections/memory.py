@@ -5,7 +5,7 @@ Owns the reading of a saved plan's ledger, and the bars and tables made from it.
 
 from collections.abc import Mapping
 
-from lohan.report.html.markup import not_recorded, note, section, table
+from lohan.report.html.markup import not_recorded, note, section, shortened, table
 from lohan.report.html.stacked_bar import NUM_COLOURS, Mark, Piece, stacked_bar
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
@@ -42,7 +42,7 @@ def _ledger(plan: Mapping[str, object] | None) -> dict[Tier, list[tuple[str, int
         tier, purpose = row.get("tier"), row.get("purpose")
         nbytes = facts.number_in(row, "bytes")
         if tier in list(Tier) and isinstance(purpose, str) and nbytes is not None and nbytes >= 0:
-            found[Tier(tier)].append((purpose, round(nbytes)))
+            found[Tier(tier)].append((shortened(purpose, 80), round(nbytes)))
     return {tier: lines for tier, lines in found.items() if lines}
 
 

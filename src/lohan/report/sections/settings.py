@@ -4,6 +4,7 @@ Owns how nested settings become a table, and what is never shown: a report is pa
 whose name says that they are secret stay out of it.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 
@@ -13,6 +14,7 @@ from lohan.report.svg import text_of
 from lohan.units import format_bytes, format_count, format_rate
 
 _MOST_ROWS = 600
+_MOST_LETTERS = 40_000
 _LONGEST_TEXT = 40_000
 _DEEPEST = 8
 _SECRET = re.compile(
@@ -46,13 +48,22 @@ def _configuration(run: RunFiles) -> str:
         return not_recorded("The resolved configuration", "resolved_config.json")
     settings = {key: value for key, value in run.config.items() if key != "versions"}
     rows = list(_flattened(settings))
+    kept = _first_letters([[shortened(cell) for cell in row] for row in rows[:_MOST_ROWS]])
     said = ""
-    if len(rows) > _MOST_ROWS:
-        said = note(f"{len(rows) - _MOST_ROWS:,} more settings are in resolved_config.json.")
-    shown = table(
-        "Every setting of the run", ["setting", "value"], rows[:_MOST_ROWS], num_text_columns=2
-    )
+    if len(kept) < len(rows):
+        said = note(f"{len(rows) - len(kept):,} more settings are in resolved_config.json.")
+    shown = table("Settings of the run", ["setting", "value"], kept, num_text_columns=2)
     return folded(f"Resolved configuration ({len(rows):,} settings)", shown + said)
+
+
+def _first_letters(rows: list[list[str]]) -> list[list[str]]:
+    """As many rows as the page has room for."""
+    num_letters = 0
+    for number, row in enumerate(rows):
+        num_letters += sum(map(len, row))
+        if num_letters > _MOST_LETTERS:
+            return rows[:number]
+    return rows
 
 
 def _without_secret(line: str) -> str:
@@ -69,16 +80,16 @@ def _flattened(found: object, path: str = "", depth: int = 0) -> Iterator[list[s
     if _SECRET.search(path) and found not in (None, ""):
         yield [path, "(not shown)"]
         return
-    yield [path, found if isinstance(found, str) else _plain(found)]
+    yield [path, _plain(found)]
 
 
 def _plain(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return value
     try:
-        return str(value)
-    except ValueError:  # a whole number of thousands of digits
-        return "a number of thousands of digits"
+        return json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits
+        return "(cannot be shown)"
 
 
 def _machine(run: RunFiles) -> str:

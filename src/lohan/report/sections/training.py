@@ -7,7 +7,7 @@ import math
 
 from lohan.report.html.axis import scientific
 from lohan.report.html.line_chart import Chart, Series, line_chart
-from lohan.report.html.markup import grid, not_recorded, section
+from lohan.report.html.markup import grid, not_recorded, section, shortened
 from lohan.report.html.thinning import Column, running_mean
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
@@ -138,7 +138,7 @@ def speed_section(run: RunFiles) -> str:
                 steps=log.steps,
                 series=tuple(
                     Series(
-                        name=lane,
+                        name=shortened(lane, 40),
                         values=log.column("busy", lane),
                         colour=_LANE_COLOURS.get(lane, _OTHER_COLOUR),
                     )
