@@ -17,12 +17,17 @@ from lohan.errors import CheckpointError, ConfigError, StorageError
 from lohan.ssd import RunDirectories, RunPart, find_run_parts
 from lohan.ssd.run_directory import LOCK_NAME
 from lohan.ssd.storage_errors import storage_error
+from lohan.store.activations import ACTIVATIONS_NAME
+from lohan.store.gradients import GRADIENTS_NAME
 from lohan.store.manifest import MANIFEST_NAME, TEMPORARY_NAME, Manifest, NewerFormat
+from lohan.store.state_file import STATES_NAME
 
 MEASUREMENT_PREFIX = "measure-"
 """How the run ids of measurements begin."""
 _PROBE_NAME = "probe"
-_STRIPE_FILE = re.compile(r"(?P<name>[a-z][a-z0-9_-]*)\.(?P<drive>\d{1,4})\.bin")
+_STRIPE_FILE = re.compile(
+    rf"(?:{STATES_NAME}|{GRADIENTS_NAME}|{ACTIVATIONS_NAME})\.(?P<drive>\d{{1,4}})\.bin"
+)
 _MANIFESTS = (MANIFEST_NAME, TEMPORARY_NAME)
 _MODEL_KEYS = ("model", "model_name_or_path", "model_name", "model_id")
 
@@ -64,7 +69,7 @@ class LeftRun:
             file.disk_bytes
             for part in self.parts
             for file in part.files
-            if is_own(file.name) and file.is_plain
+            if _is_own(file.name, part.run_id) and file.is_plain
         )
 
     @property
@@ -89,7 +94,7 @@ class LeftRun:
             os.path.join(part.path, file.name)
             for part in self.parts
             for file in part.files
-            if not (is_own(file.name) and file.is_plain)
+            if not (_is_own(file.name, part.run_id) and file.is_plain)
         )
 
 
@@ -110,11 +115,11 @@ class Removal:
     """Directories that stay, because something else is in them."""
 
 
-def is_own(name: str) -> bool:
+def _is_own(name: str, run_id: str) -> bool:
     """Whether a run makes files of this name in its directory."""
-    if name in (LOCK_NAME, _PROBE_NAME, *_MANIFESTS):
-        return True
-    return _STRIPE_FILE.fullmatch(name) is not None
+    if name == _PROBE_NAME:
+        return run_id.startswith(MEASUREMENT_PREFIX)
+    return name in (LOCK_NAME, *_MANIFESTS) or _STRIPE_FILE.fullmatch(name) is not None
 
 
 def list_left_runs(parents: Sequence[str | os.PathLike[str]]) -> LeftRuns:
@@ -275,8 +280,8 @@ def remove_left_run(run: LeftRun, *, is_incomplete_fine: bool = False) -> Remova
     is_done = False
     try:
         # Manifests first: a run without its seals is never taken for a whole one.
-        removed_bytes = _delete(held.paths, should_take_manifests=True)
-        removed_bytes += _delete(held.paths, should_take_manifests=False)
+        removed_bytes = _delete(held.paths, run.run_id, should_take_manifests=True)
+        removed_bytes += _delete(held.paths, run.run_id, should_take_manifests=False)
         is_done = True
     finally:
         paths = held.paths
@@ -286,7 +291,7 @@ def remove_left_run(run: LeftRun, *, is_incomplete_fine: bool = False) -> Remova
     )
 
 
-def _delete(directories: Sequence[str], *, should_take_manifests: bool) -> int:
+def _delete(directories: Sequence[str], run_id: str, *, should_take_manifests: bool) -> int:
     removed_bytes = 0
     for directory in directories:
         try:
@@ -295,7 +300,7 @@ def _delete(directories: Sequence[str], *, should_take_manifests: bool) -> int:
                     (entry.path, entry.stat(follow_symlinks=False))
                     for entry in entries
                     if entry.is_file(follow_symlinks=False)
-                    and is_own(entry.name)
+                    and _is_own(entry.name, run_id)
                     and entry.name != LOCK_NAME
                     and (entry.name in _MANIFESTS) is should_take_manifests
                 ]

@@ -88,20 +88,25 @@ def test_foreign_files_stay_and_keep_their_directory(tmp_path: pathlib.Path) -> 
     precious = tmp_path / "precious"
     precious.write_text("keep")
     (own / "notes.txt").write_text("mine")
+    (own / "model.0.bin").write_text("mine")
+    (own / "probe").write_text("mine")
     (own / "states.9.bin").symlink_to(precious)
     (own / "activations.0.bin").mkdir()
     (own / "activations.0.bin" / "deep").write_text("mine too")
     run = only(directory)
     assert [os.path.basename(path) for path in run.foreign_files] == [
         "activations.0.bin",
+        "model.0.bin",
         "notes.txt",
+        "probe",
         "states.9.bin",
     ]
     # The link does not count as a second drive's share either.
     done = remove_left_run(run)
     assert done.left == (str(own),)
     assert names_in(directory) == [
-        "activations.0.bin", "deep", "lohan-one", "notes.txt", "states.9.bin",
+        "activations.0.bin", "deep", "lohan-one", "model.0.bin", "notes.txt", "probe",
+        "states.9.bin",
     ]  # fmt: skip
     assert precious.read_text() == "keep"
 
