@@ -14,7 +14,7 @@ from lohan.train.meta_model import explained
 
 
 def unpack(
-    kind: Any, directory: Path, gguf_file: str, aliases: Mapping[str, str]
+    kind: Any, config: Any, directory: Path, gguf_file: str, aliases: Mapping[str, str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter once in fp32; each is let go when the next one is asked for.
 
@@ -29,6 +29,7 @@ def unpack(
 
         model = kind.from_pretrained(
             str(directory),
+            config=config,  # else it is read again, which takes seconds
             gguf_file=gguf_file,
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),

@@ -128,7 +128,9 @@ class ModelSource:
                 remedy="open the directory of a model",
             )
         if self.gguf_file is not None:
-            yield from gguf_weights.unpack(self.kind, self.directory, self.gguf_file, self.aliases)
+            yield from gguf_weights.unpack(
+                self.kind, self.config, self.directory, self.gguf_file, self.aliases
+            )
             return
         groups = list(dict.fromkeys(self._providers.values()))
         groups.sort(key=lambda group: self._order(group.stored[0]))

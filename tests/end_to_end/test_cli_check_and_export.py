@@ -1,0 +1,189 @@
+"""`lohan check` and `lohan export` as a user meets them."""
+
+import json
+import os
+import pathlib
+
+import pytest
+import torch
+
+from lohan.ssd import RunDirectories
+from lohan.store import ComputeFormat
+from lohan.train.source import open_source
+from support.command_line import run_lohan
+from support.left_model_runs import leave_run
+from support.model_directories import load_whole, save_model, stored_tensors
+
+
+def make_run(
+    root: pathlib.Path,
+    num_ssds: int = 1,
+    compute_format: ComputeFormat = ComputeFormat.BF16,
+    has_model: bool = True,
+) -> tuple[dict[str, torch.Tensor], list[pathlib.Path]]:
+    save_model("qwen3", root / "model", is_with_tokenizer=True)
+    source = open_source(root / "model")
+    trained = {name: tensor.float() * 1.001 for name, tensor in source.tensors()}
+    ssd = [root / f"ssd{number}" for number in range(num_ssds)]
+    metadata = {"model": str(root / "model")} if has_model else {}
+    leave_run(ssd, "r1", trained, metadata=metadata, compute_format=compute_format)
+    return trained, ssd
+
+
+def judge(out: pathlib.Path, trained: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    found = stored_tensors(out)
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(found[name], one.to(dtype)) for name, one in trained.items())
+    load_whole(out, dtype)
+    assert run_lohan("check", out).exit_code == 0
+
+
+def test_a_whole_model_is_said_to_be_whole(tmp_path: pathlib.Path) -> None:
+    save_model("llama", tmp_path, max_shard="4KB", is_with_tokenizer=True)
+    ran = run_lohan("check", tmp_path)
+    assert ran.exit_code == 0
+    assert "Whole" in ran.stdout
+    assert "LlamaForCausalLM" in ran.stdout
+    (report,) = run_lohan("check", tmp_path, "--json", "--quick").fields["checked"]
+    assert report["problems"] == report["remarks"] == []
+
+
+def test_a_damaged_model_is_named_and_the_exit_code_says_so(tmp_path: pathlib.Path) -> None:
+    save_model("llama", tmp_path, max_shard="4KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    os.truncate(shard, shard.stat().st_size - 2)
+    ran = run_lohan("check", tmp_path)
+    assert ran.exit_code == 1
+    assert "Damaged" in ran.stdout
+    assert shard.name in ran.stdout
+
+
+def test_a_path_that_is_no_directory_is_refused(tmp_path: pathlib.Path) -> None:
+    ran = run_lohan("check", tmp_path / "none")
+    assert ran.exit_code == 2
+    assert "is not a directory" in ran.stderr
+
+
+@pytest.mark.parametrize("num_ssds", [1, 2])
+def test_the_states_of_a_run_are_verified(num_ssds: int, tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path, num_ssds)
+    for words in ([ssd[-1] / "lohan-r1"], [ssd[0]]):
+        ran = run_lohan("check", *words, "--json")
+        assert ran.exit_code == 0, ran.stdout
+        (report,) = ran.fields["checked"]
+        assert report["problems"] == report["remarks"] == []
+        assert (report["run"], report["sealed step"]) == ("r1", 7)
+    assert "Whole" in run_lohan("check", ssd[0] / "lohan-r1").stdout
+
+
+def test_a_changed_byte_in_the_states_is_found(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path)
+    (states,) = (path for path in (ssd[0] / "lohan-r1").iterdir() if "states" in path.name)
+    content = bytearray(states.read_bytes())
+    content[100] ^= 1
+    states.write_bytes(content)
+    ran = run_lohan("check", ssd[0] / "lohan-r1")
+    assert ran.exit_code == 1
+    assert "problem:" in ran.stdout
+    assert states.name in ran.stdout
+
+
+def test_a_run_without_a_seal_is_a_problem(tmp_path: pathlib.Path) -> None:
+    leave_run([tmp_path / "ssd"], "r1", {"a": torch.ones(3, 3)}, is_sealed=False)
+    ran = run_lohan("check", tmp_path / "ssd" / "lohan-r1")
+    assert ran.exit_code == 1
+    assert "has no sealed state" in ran.stdout
+
+
+def test_a_run_that_is_going_on_is_left_alone(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path)
+    held = RunDirectories.attach(ssd, "r1")
+    try:
+        ran = run_lohan("check", ssd[0] / "lohan-r1")
+    finally:
+        held.close()
+    assert ran.exit_code == 1
+    assert "held by process" in ran.stdout
+
+
+def test_a_run_whose_directories_moved_is_found_by_their_names(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path, 2)
+    moved = [path.rename(tmp_path / f"moved{n}") for n, path in enumerate(ssd)]
+    ran = run_lohan("check", moved[0] / "lohan-r1")
+    assert ran.exit_code == 1
+    assert "2 SSD directories, 1 are given" in ran.stdout
+    options = [word for path in moved for word in ("--ssd", path)]
+    assert run_lohan("check", moved[0] / "lohan-r1", *options).exit_code == 0
+
+
+@pytest.mark.parametrize("num_ssds", [1, 2])
+def test_a_run_is_exported_by_its_id(num_ssds: int, tmp_path: pathlib.Path) -> None:
+    trained, ssd = make_run(tmp_path, num_ssds)
+    options = [word for path in ssd for word in ("--ssd", path)]
+    ran = run_lohan("export", "--run", "r1", *options, "--out", tmp_path / "out")
+    assert ran.exit_code == 0, ran.stderr
+    assert "Qwen3ForCausalLM" in ran.stdout
+    judge(tmp_path / "out", trained, torch.bfloat16)
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_a_run_is_exported_by_its_directory(tmp_path: pathlib.Path) -> None:
+    trained, ssd = make_run(tmp_path, 2)
+    out = tmp_path / "out"
+    words = ["--run", ssd[1] / "lohan-r1", "--out", out, "--dtype", "fp32", "--shard", "9KB"]
+    fields = run_lohan("export", *words, "--json").fields
+    judge(out, trained, torch.float32)
+    assert fields["files"] == len(list(out.glob("*.safetensors"))) > 1
+
+
+def test_a_run_is_exported_by_its_output_folder(tmp_path: pathlib.Path) -> None:
+    trained, ssd = make_run(tmp_path, compute_format=ComputeFormat.FP16)
+    (tmp_path / "results").mkdir()
+    record = {"version": 1, "run_id": "r1", "ssd": [str(path) for path in ssd]}
+    (tmp_path / "results" / "run.json").write_text(json.dumps(record))
+    ran = run_lohan("export", "--run", tmp_path / "results", "--out", tmp_path / "out")
+    assert ran.exit_code == 0, ran.stderr
+    judge(tmp_path / "out", trained, torch.float16)
+
+
+def test_a_damaged_record_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    ran = run_lohan("export", "--run", tmp_path, "--out", tmp_path / "out")
+    assert ran.exit_code == 2
+    assert "is not the record of a run" in ran.stderr
+
+
+def test_the_model_can_be_named(tmp_path: pathlib.Path) -> None:
+    trained, ssd = make_run(tmp_path, has_model=False)
+    words = ["export", "--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out"]
+    ran = run_lohan(*words)
+    assert ran.exit_code == 2
+    assert "name it with --model" in ran.stderr
+    assert run_lohan(*words, "--model", tmp_path / "model").exit_code == 0
+    judge(tmp_path / "out", trained, torch.bfloat16)
+
+
+def test_another_model_is_refused(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path)
+    other = save_model("llama", tmp_path / "other")
+    words = ["--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out", "--model", other]
+    ran = run_lohan("export", *words)
+    assert ran.exit_code == 2
+    assert "did not start from" in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--run", "r1"], "it is not said where the run r1 is"),
+        (["--run", "r1", "--dtype", "bf61"], 'write "bf16"'),
+        (["--run", "r1", "--shard", "5G"], "is not a size"),
+        (["--run", "r2", "--ssd", "SSD"], "a run directory is missing"),
+    ],
+)
+def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: pathlib.Path) -> None:
+    words = [str(tmp_path) if word == "SSD" else word for word in words]
+    ran = run_lohan("export", *words, "--out", tmp_path / "out")
+    assert ran.exit_code == 2
+    assert said in ran.stderr
