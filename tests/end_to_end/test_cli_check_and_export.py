@@ -64,6 +64,12 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: pathlib.Path) -> None:
     assert "is not a directory" in ran.stderr
 
 
+def test_a_directory_of_something_else_is_refused(tmp_path: pathlib.Path) -> None:
+    ran = run_lohan("check", tmp_path)
+    assert ran.exit_code == 2
+    assert "neither a model nor runs" in ran.stderr
+
+
 @pytest.mark.parametrize("num_ssds", [1, 2])
 def test_the_states_of_a_run_are_verified(num_ssds: int, tmp_path: pathlib.Path) -> None:
     _, ssd = make_run(tmp_path, num_ssds)

@@ -56,6 +56,66 @@ def save_mixtral(directory: pathlib.Path) -> None:
     )
 
 
+def save_deepseek(directory: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=24,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=0,
+        kv_lora_rank=4,
+        q_lora_rank=4,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+    )
+    model: Any = transformers.DeepseekV3ForCausalLM(config)
+    model.model.layers[0].mlp.gate.e_score_correction_bias.normal_()
+    model.save_pretrained(directory)
+
+
+def save_own_code(directory: pathlib.Path, is_right: bool = False) -> None:
+    """Save a model with code of its own, which computes a buffer in its constructor only.
+
+    With `is_right` also where transformers 5 wants it.
+    """
+    buffer = "module.table.copy_(torch.arange(4.0))" if is_right else "pass"
+    code = f"""
+import pathlib, torch, transformers
+pathlib.Path({str(directory / "ran")!r}).touch()
+
+class OwnConfig(transformers.PretrainedConfig):
+    model_type = "own-{directory.name}"
+
+class OwnModel(transformers.PreTrainedModel):
+    config_class = OwnConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+        self.post_init()
+    def _init_weights(self, module):
+        if module is self:
+            {buffer}
+"""
+    (directory / "own.py").write_text(code)
+    config = {
+        "model_type": f"own-{directory.name}",
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {"layer.weight": torch.ones(2, 2), "layer.bias": torch.ones(2)}
+    rewrite(directory / "model.safetensors", tensors)
+
+
 def save_tokenizer(directory: pathlib.Path) -> None:
     words = {f"w{number}": number for number in range(VOCABULARY - 1)} | {"<unk>": VOCABULARY - 1}
     model = tokenizers.models.WordLevel(words, unk_token="<unk>")

@@ -48,6 +48,12 @@ def check(
             remedy="check the path",
         )
     found = _runs(directory, ssd or [])
+    if not found and not any(directory.glob("*.gguf")) and not _is_model(directory):
+        raise ConfigError(
+            f"{directory} holds neither a model nor runs",
+            why="config.json, *.safetensors, *.gguf and lohan-* were looked for",
+            remedy="check the path",
+        )
     reports = (
         [_check_run(place) for place in found]
         if found
@@ -60,6 +66,10 @@ def check(
             _print(report)
     if any(report["problems"] for report in reports):
         raise typer.Exit(EXIT_DAMAGED)
+
+
+def _is_model(directory: pathlib.Path) -> bool:
+    return (directory / "config.json").is_file() or any(directory.glob("*.safetensors"))
 
 
 def _runs(directory: pathlib.Path, ssd: list[pathlib.Path]) -> "list[RunPlace]":

@@ -9,6 +9,7 @@ come, files made durable, the result checked, then renamed into place. What is w
 import contextlib
 import dataclasses
 import errno
+import glob
 import json
 import math
 import os
@@ -55,8 +56,8 @@ def export_model(
     """Write a model that `from_pretrained` loads; one tensor is in RAM at a time.
 
     Nothing appears at `out` before all of it is written, durable and checked. What fails is
-    removed; a process that is killed leaves a hidden directory beside `out`, which the next export
-    names.
+    removed; a process that is killed leaves a hidden directory beside `out` (in it for a merge),
+    which the next export names.
 
     Args:
         source: the model training started from; or, for one that was made in this process, the
@@ -83,12 +84,13 @@ def export_model(
             remedy="use torch.bfloat16",
         )
     source = _as_source(source)
-    out = Path(os.path.abspath(out))
+    out = Path(os.path.realpath(out))
+    is_merge = should_merge and out.is_dir()
     _refuse_taken(out, should_merge)
     layout = export_layout(source, dtype)
     shards = cut_shards(layout.tensors, max_shard_bytes)
-    _refuse_full(out.parent, layout)
-    with _partial_directory(out) as partial:
+    _refuse_full(out if is_merge else out.parent, layout)
+    with _partial_directory(out, is_merge) as partial:
         with contextlib.ExitStack() as files:
             writers = []
             for name, content in shards.items():
@@ -110,7 +112,7 @@ def export_model(
                 remedy="report this, with the name of the model; the trained states are untouched",
             )
         _sync_all(partial)
-        if should_merge and out.exists():
+        if is_merge:
             _merge(partial, out)
         else:
             _rename(partial, out)
@@ -246,6 +248,14 @@ def _refuse_taken(out: Path, should_merge: bool) -> None:
             path=str(out),
             errno=errno.ENOTDIR,
         )
+    if not should_merge and os.path.ismount(out):
+        raise StorageError(
+            f"{out} cannot be taken",
+            why="it is a mount point, which a finished directory cannot be renamed to",
+            remedy="give a directory in it",
+            path=str(out),
+            errno=errno.EBUSY,
+        )
     if not should_merge and any(out.iterdir()):
         raise StorageError(
             f"{out} is not empty",
@@ -278,9 +288,10 @@ def _refuse_full(directory: Path, layout: ExportLayout) -> None:
 
 
 @contextlib.contextmanager
-def _partial_directory(out: Path) -> Iterator[Path]:
-    """A hidden directory beside `out`, on its filesystem; removed if it is not renamed away."""
-    left = sorted(out.parent.glob(f".{out.name}{_PARTIAL}*"))
+def _partial_directory(out: Path, is_merge: bool) -> Iterator[Path]:
+    """A hidden directory on the filesystem of `out`; removed if it is not renamed away."""
+    place = out if is_merge else out.parent
+    left = sorted(place.glob(f".{glob.escape(out.name)}{_PARTIAL}*"))
     if left:
         warnings.warn(
             f"an earlier export to {out} was cut off and left {shown(map(str, left))}; remove it "
@@ -288,7 +299,7 @@ def _partial_directory(out: Path) -> Iterator[Path]:
             WeightsWarning,
             stacklevel=3,
         )
-    partial = out.parent / f".{out.name}{_PARTIAL}{secrets.token_hex(4)}"
+    partial = place / f".{out.name}{_PARTIAL}{secrets.token_hex(4)}"
     try:
         partial.mkdir()
     except OSError as error:

@@ -69,8 +69,10 @@ def export_layout(source: ModelSource, dtype: torch.dtype) -> ExportLayout:
         match, groups = _usual_layout(skeleton, source.aliases)
     kept: list[NameGroup] = []
     tensors: list[FileTensor] = []
+    known = skeleton.state_dict()
     for group in groups:
-        for one, shapes in _written(skeleton, group, match):
+        owned = {name: torch.empty_like(known[name], device="meta") for name in group.owned}
+        for one, shapes in _written(skeleton, group, match, owned):
             kept.append(one)
             for name, shape in shapes.items():
                 if math.prod(shape) == 0:
@@ -116,20 +118,20 @@ def _usual_layout(
 
 
 def _written(
-    skeleton: nn.Module, group: NameGroup, match: NameMatch
+    skeleton: nn.Module,
+    group: NameGroup,
+    match: NameMatch,
+    owned: Mapping[str, torch.Tensor],
 ) -> Iterator[tuple[NameGroup, dict[str, tuple[int, ...]]]]:
     """The group with the shapes of its stored tensors; one by one if it cannot be converted back.
 
     A tensor under the model's own name is loaded as it is, so nothing is lost by that.
     """
-    known = skeleton.state_dict()
-    owned = {name: torch.empty_like(known[name], device="meta") for name in group.owned}
     try:
         stored = to_stored(skeleton, group, match, owned)
     except ConfigError:
-        for name in group.owned:
-            alone = NameGroup(stored=(name,), owned=(name,))
-            yield alone, {name: tuple(known[name].shape)}
+        for name, tensor in owned.items():
+            yield NameGroup(stored=(name,), owned=(name,)), {name: tuple(tensor.shape)}
         return
     yield (
         dataclasses.replace(group, stored=tuple(stored)),

@@ -11,7 +11,8 @@ that one which nothing computes is noticed instead of trained with.
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +181,16 @@ def _set_parameter_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def fp32_modules(model: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
-    """Parts of names that transformers would keep in fp32 beside this compute type."""
+    """Patterns of names that transformers would keep in fp32 beside this compute type."""
     kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if dtype is torch.float16:
         kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     return tuple(sorted(str(name) for name in kept))
+
+
+def is_kept_in_fp32(name: str, kept: Iterable[str]) -> bool:
+    """Whether a name fits one of `fp32_modules`."""
+    return any(re.search(pattern.replace("*", ".*"), name) for pattern in kept)
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -193,17 +199,19 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-def fill_buffers(model: nn.Module, loaded: Mapping[str, torch.Tensor]) -> None:
-    """Set every buffer: the loaded ones as they are, the others computed by the model's own code.
+def fill_buffers(model: nn.Module, loaded: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Set every buffer: loaded ones in the model's type, the others computed by its own code.
 
     Raises:
         ConfigError: the model's code leaves a buffer without a value.
     """
     computed: dict[str, torch.Tensor] = {}
+    kept = fp32_modules(model, dtype)
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         parent, _, own_name = name.rpartition(".")
         if name in loaded:
-            value = loaded[name].to(buffer.dtype)
+            is_wide = buffer.is_floating_point() and is_kept_in_fp32(name, kept)
+            value = loaded[name].to(torch.float32 if is_wide else buffer.dtype)
         else:
             value = _unmeant(buffer)
             computed[name] = value

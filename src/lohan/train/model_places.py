@@ -49,6 +49,12 @@ def find_place(model: str | Path, *, revision: str | None, trust_remote_code: bo
         ConfigError: there is no such file, directory or model.
         HardwareError: the hub cannot be reached and the model is not in its cache.
     """
+    if not str(model):
+        raise ConfigError(
+            "no model is given",
+            why="the name is empty",
+            remedy="give a directory, a hub id (owner/name), or a GGUF file",
+        )
     path = Path(model).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":

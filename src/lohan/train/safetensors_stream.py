@@ -152,7 +152,7 @@ class ShardWriter:
         offset = place.offset_bytes
         for begin in range(0, flat.numel(), num_elements):
             source = flat[begin : begin + num_elements]
-            piece = source.to(place.dtype)
+            piece = source.to(device="cpu", dtype=place.dtype)
             if place.dtype is torch.float16 and source.dtype is not torch.float16:
                 _refuse_overflow(place.name, source, piece)
             view = piece.view(torch.uint8).numpy().data
@@ -195,6 +195,7 @@ class ShardWriter:
 
 
 def _refuse_overflow(name: str, source: torch.Tensor, piece: torch.Tensor) -> None:
+    source = source.cpu()
     is_lost = piece.isinf() & source.isfinite()
     if is_lost.any():
         raise ConfigError(

@@ -152,14 +152,16 @@ def export_run(
         compute_dtype = torch.bfloat16 if is_bf16 else torch.float16
         source = _source_of(place, store.sealed, model, compute_dtype, trust_remote_code)
         _refuse_other_model(source, store, place)
-        return export_model(
-            source,
-            store.masters(),
-            out,
-            dtype=dtype or compute_dtype,
-            max_shard_bytes=max_shard_bytes,
-            progress=progress,
-        )
+        # Closed here, before the store, whatever becomes of the export.
+        with contextlib.closing(store.masters()) as masters:  # type: ignore[type-var]
+            return export_model(
+                source,
+                masters,
+                out,
+                dtype=dtype or compute_dtype,
+                max_shard_bytes=max_shard_bytes,
+                progress=progress,
+            )
 
 
 def _source_of(

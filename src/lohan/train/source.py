@@ -99,7 +99,7 @@ class ModelSource:
             StorageError: a stored buffer cannot be read.
         """
         model = meta_model.build_untied(self.kind, self.config, self.dtype)
-        meta_model.fill_buffers(model, dict(self.buffers()))
+        meta_model.fill_buffers(model, dict(self.buffers()), self.dtype)
         meta_model.tie(model, self._untied)
         generation = self.directory / "generation_config.json"
         is_there = self.has_files and generation.is_file()
@@ -247,8 +247,7 @@ class ModelSource:
 
     def _remark_on_fp32(self) -> None:
         kept = meta_model.fp32_modules(self.skeleton, self.dtype)
-        found = [name for name in self.parameters if any(one in name for one in kept)]
-        if found:
+        if any(meta_model.is_kept_in_fp32(name, kept) for name in self.parameters):
             self.remarks.append(
                 f"transformers keeps {', '.join(kept)} of {self.kind.__name__} in fp32; here all "
                 f"parameters compute in {str(self.dtype).removeprefix('torch.')}"

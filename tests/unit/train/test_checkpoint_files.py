@@ -135,6 +135,11 @@ def test_a_path_that_is_not_there_is_not_taken_for_a_hub_id(model: str) -> None:
         open_source(model)
 
 
+def test_an_empty_name_is_not_the_current_directory() -> None:
+    with pytest.raises(ConfigError, match="no model is given"):
+        open_source("")
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.safetensors").write_text("")
     with pytest.raises(ConfigError, match="is a file, and not a GGUF file"):

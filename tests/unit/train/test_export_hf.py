@@ -25,6 +25,7 @@ from support.model_directories import (
     rewrite,
     save_mixtral,
     save_model,
+    save_own_code,
     save_tokenizer,
     stored_tensors,
 )
@@ -122,6 +123,27 @@ def test_experts_go_back_to_the_names_they_were_stored_under(tmp_path: pathlib.P
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     load_whole(tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+def test_what_cannot_be_converted_back_is_written_under_the_model_s_own_name(
+    is_failing: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_way_back(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if is_failing:
+            raise NotImplementedError
+        return {f"other.{name}": tensor for name, tensor in tensors.items()}
+
+    save_mixtral(tmp_path / "source")
+    source = open_source(tmp_path / "source")
+    monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", no_way_back)
+    export_model(source, masters(source), tmp_path / "out")
+    monkeypatch.undo()
+    after = stored_tensors(tmp_path / "out")
+    assert "model.layers.1.mlp.experts.gate_up_proj" in after
+    judge = load_whole(tmp_path / "source")
+    for name, parameter in load_whole(tmp_path / "out").named_parameters():
+        assert torch.equal(parameter, judge.get_parameter(name))
 
 
 @pytest.mark.parametrize("is_module", [True, False])
@@ -385,6 +407,52 @@ def test_a_merge_replaces_an_older_model_and_leaves_the_rest(
         "model.safetensors",
         "trainer_state.json",
     ]
+
+
+def test_a_merge_needs_no_other_filesystem_than_its_own(
+    source: ModelSource, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.rename
+
+    def within(old: pathlib.Path, to: pathlib.Path) -> None:
+        assert pathlib.Path(old).is_relative_to(tmp_path / "out")
+        real(old, to)
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os, "rename", within)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "out")
+    export_model(source, source.tensors(), tmp_path / "out", should_merge=True)
+    load_whole(tmp_path / "out")
+
+
+def test_a_mount_point_is_refused_before_anything_is_written(
+    source: ModelSource, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "out")
+    with pytest.raises(StorageError, match="is a mount point"):
+        export_model(source, iter([]), tmp_path / "out")
+
+
+def test_a_link_to_an_empty_directory_is_filled(
+    source: ModelSource, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    report = export_model(source, source.tensors(), tmp_path / "out")
+    assert report.path == tmp_path / "real"
+    assert (tmp_path / "out").is_symlink()
+    load_whole(tmp_path / "out")
+
+
+def test_the_code_of_a_trusted_model_comes_along(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "source").mkdir()
+    save_own_code(tmp_path / "source", is_right=True)
+    source = open_source(tmp_path / "source", trust_remote_code=True)
+    export_model(source, source.tensors(), tmp_path / "out")
+    again = open_source(tmp_path / "out", trust_remote_code=True)
+    assert torch.equal(again.make_model().get_buffer("table"), torch.arange(4.0))
+    assert {name for name, _ in again.tensors()} == {"layer.weight", "layer.bias"}
 
 
 def test_what_a_killed_export_left_is_named(source: ModelSource, tmp_path: pathlib.Path) -> None:

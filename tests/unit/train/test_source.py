@@ -13,8 +13,10 @@ from support.model_directories import (
     FAMILIES,
     load_whole,
     rewrite,
+    save_deepseek,
     save_mixtral,
     save_model,
+    save_own_code,
     save_tokenizer,
     stored_tensors,
 )
@@ -238,32 +240,13 @@ def test_trusted_code_that_leaves_a_buffer_empty_is_named(tmp_path: pathlib.Path
         source.make_model()
 
 
-def save_own_code(directory: pathlib.Path) -> None:
-    code = f"""
-import pathlib, torch, transformers
-pathlib.Path({str(directory / "ran")!r}).touch()
-
-class OwnConfig(transformers.PretrainedConfig):
-    model_type = "own-{directory.name}"
-
-class OwnModel(transformers.PreTrainedModel):
-    config_class = OwnConfig
-    def __init__(self, config):
-        super().__init__(config)
-        self.layer = torch.nn.Linear(2, 2)
-        self.register_buffer("table", torch.arange(4.0), persistent=False)
-        self.post_init()
-    def _init_weights(self, module):
-        pass
-"""
-    (directory / "own.py").write_text(code)
-    config = {
-        "model_type": f"own-{directory.name}",
-        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    tensors = {"layer.weight": torch.ones(2, 2), "layer.bias": torch.ones(2)}
-    rewrite(directory / "model.safetensors", tensors)
+def test_a_buffer_transformers_keeps_in_fp32_is_kept_so(tmp_path: pathlib.Path) -> None:
+    save_deepseek(tmp_path)
+    name = "model.layers.0.mlp.gate.e_score_correction_bias"
+    found = open_source(tmp_path).make_model().get_buffer(name)
+    judge = load_whole(tmp_path).get_buffer(name)
+    assert found.dtype is judge.dtype is torch.float32
+    assert torch.equal(found, judge)
 
 
 def test_parameters_kept_in_fp32_elsewhere_are_warned_of(tmp_path: pathlib.Path) -> None:
