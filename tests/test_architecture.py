@@ -48,6 +48,7 @@ WITHOUT_TORCH = [
     "simulate",
     "ssd",
     "model",
+    "report",
     "cli",
 ]
 

@@ -27,6 +27,7 @@ for (const chart of document.querySelectorAll(".chart")) {
       tip = document.createElement("div");
       hair = document.createElement("div");
       tip.className = "tip";
+      tip.setAttribute("role", "status");
       hair.className = "hair";
       field.append(hair, tip);
     }
@@ -56,6 +57,8 @@ for (const chart of document.querySelectorAll(".chart")) {
   });
   field.addEventListener("pointerleave", hide);
   field.tabIndex = 0;
+  field.setAttribute("role", "group");
+  field.setAttribute("aria-label", "Left and right arrow walk through the steps");
   field.addEventListener("blur", hide);
   field.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

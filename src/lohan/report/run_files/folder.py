@@ -9,7 +9,11 @@ missing or damaged is said and does without. Knows nothing of how a report looks
     plan.json, plan.txt    `Plan.to_json`, and the plan in words
     trace.json             measured lanes; predicted_trace.json: simulated ones
     machine.json           `Machine.to_json`
-    summary.json           totals and versions, written when a run ends
+    summary.json           written when a run ends; used, where they are there: model, status,
+                           num_steps, total_steps, seconds, predicted_seconds, read_bytes,
+                           written_bytes, peak_bytes (by tier), versions (by name)
+
+Bytes and seconds in the log are those of one step, at the step they are logged for.
 """
 
 import json
