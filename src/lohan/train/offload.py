@@ -1,0 +1,131 @@
+"""The `offload:` block: the few settings that are lohan's own.
+
+Owns their names, their checks and how they reach the engine. Everything else about a run is an
+argument of TRL or transformers, under its own name. Used by `config` and by the trainers.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lohan.errors import ConfigError, nearest_names
+from lohan.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """Where states go and how much of the machine may be used."""
+
+    ssd: tuple[str, ...]
+    """Directories on SSDs; states are striped over all of them."""
+    ram: int | None = None
+    """RAM budget in bytes; None takes what the machine has free."""
+    gpu: int | None = None
+    """Budget of GPU memory in bytes; None takes what is free."""
+    device: str | None = None
+    """`cuda`, `cuda:0`, `cpu` or `emulated`; None takes a GPU if there is one."""
+    write_budget: int | None = None
+    """Most bytes the run may write to the SSDs; it seals and stops before it passes them."""
+    archive_steps: int | None = None
+    """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
+
+
+HELP = {
+    "ssd": "SSD directory, or a list of them: the states are striped over all. Required.",
+    "ram": "Budget of main memory, such as 48GiB. Left out: what is free.",
+    "gpu": "Budget of GPU memory, such as 20GiB. Left out: what is free.",
+    "device": "cuda, cuda:0, cpu or emulated. Left out: a GPU if there is one.",
+    "write_budget": "Most that may be written to the SSDs, such as 300TB: the run seals and stops "
+    "before it passes it. Left out: no limit.",
+    "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
+    "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
+}
+NAMES = tuple(field.name for field in fields(OffloadConfig))
+_SIZES = ("ram", "gpu", "write_budget")
+
+
+def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> OffloadConfig:
+    """Check an `offload` block as written in a file, on the command line or in code.
+
+    Raises:
+        ConfigError: a key is unknown, a value cannot be meant, or `ssd` is missing.
+    """
+    if isinstance(found, OffloadConfig):
+        return found
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{where} is {found!r}",
+            why="a block of settings is expected",
+            remedy="write offload: and below it, indented, ssd: DIRECTORY",
+        )
+    for key in found:
+        if key not in NAMES:
+            raise ConfigError(
+                f'{where} has the unknown key "{key}"',
+                why="a key that is not known would be without effect",
+                remedy=nearest_names(str(key), NAMES),
+            )
+    values: dict[str, Any] = {key: found[key] for key in (*_SIZES, "device") if key in found}
+    for key in _SIZES:
+        if key in values:
+            values[key] = _size_bytes(values[key], f"{where}.{key}")
+    return OffloadConfig(
+        ssd=_directories(found.get("ssd"), f"{where}.ssd"),
+        archive_steps=_steps(found.get("archive_steps"), f"{where}.archive_steps"),
+        **values,
+    )
+
+
+def _directories(found: Any, where: str) -> tuple[str, ...]:
+    if isinstance(found, str | os.PathLike):
+        found = [found]
+    is_list = isinstance(found, Sequence) and all(isinstance(d, str | os.PathLike) for d in found)
+    if not is_list or not found:
+        raise ConfigError(
+            f"{where} is missing" if not found else f"{where} is {found!r}",
+            why="the states of the model live there: 12 bytes per parameter and more",
+            remedy="give a directory on an SSD with --ssd DIR, once for each drive",
+        )
+    paths = tuple(os.path.abspath(os.path.expanduser(os.fspath(directory))) for directory in found)
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise ConfigError(
+                f"{where} names {path} twice",
+                why="striping over one directory twice only splits its files",
+                remedy="give each drive once",
+            )
+    return paths
+
+
+def _size_bytes(found: Any, where: str) -> int | None:
+    if found is None:
+        return None
+    if isinstance(found, str):
+        try:
+            found = parse_bytes(found)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{where}: {error.what}", why=error.why, remedy=error.remedy
+            ) from error
+    if isinstance(found, bool) or not isinstance(found, int) or found <= 0:
+        raise ConfigError(
+            f"{where} is {found!r}",
+            why="a size is a whole number of bytes above zero, or a text with a unit",
+            remedy="write a size such as 48GiB",
+        )
+    return found
+
+
+def _steps(found: Any, where: str) -> int | None:
+    if found is None:
+        return None
+    if isinstance(found, str) and found.strip().isdigit():
+        found = int(found)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ConfigError(
+            f"{where} is {found!r}",
+            why="a number of optimizer steps is a whole number above zero",
+            remedy="write a number such as 500, or leave it out",
+        )
+    return found
