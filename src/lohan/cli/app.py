@@ -16,6 +16,7 @@ import lohan
 from lohan.cli.check import check
 from lohan.cli.clean import clean
 from lohan.cli.compare import compare
+from lohan.cli.data import data
 from lohan.cli.doctor import doctor
 from lohan.cli.export import export
 from lohan.cli.machines import machines
@@ -94,6 +95,7 @@ for _command in (
     clean,
 ):
     app.command()(_command)
+app.add_typer(data)
 
 
 def main() -> None:

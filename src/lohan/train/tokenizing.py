@@ -1,0 +1,45 @@
+"""The tokenizer of a run, with the chat template that was asked for.
+
+Owns how `chat_template_path` is honoured. Called by `run` and by the preview's command.
+"""
+
+import os
+import pathlib
+from typing import Any
+
+from lohan.errors import ConfigError
+
+
+def load_tokenizer(source: Any, args: Any) -> Any:
+    """The tokenizer of a model, with the chat template that was asked for.
+
+    Raises:
+        ConfigError: there is no tokenizer, or the template cannot be read.
+    """
+    import transformers
+
+    tokenizer = source.load_tokenizer()
+    path = args.chat_template_path
+    if path is None:
+        return tokenizer
+    # Set here, so that TRL does not add tokens: the embedding keeps its size.
+    args.chat_template_path = None
+    if os.path.isfile(path):
+        tokenizer.chat_template = pathlib.Path(path).read_text(encoding="utf-8")
+        return tokenizer
+    try:
+        template = transformers.AutoTokenizer.from_pretrained(path).chat_template
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template_path is {path}, which is no file and no model",
+            why=" ".join(str(error).split())[:300],
+            remedy="give a .jinja file, or a model whose tokenizer has a template",
+        ) from error
+    if not template:
+        raise ConfigError(
+            f"the tokenizer of {path} has no chat template",
+            why="conversations are rendered by it",
+            remedy="give a .jinja file, or another model",
+        )
+    tokenizer.chat_template = template
+    return tokenizer
