@@ -7,6 +7,7 @@ import pathlib
 import pytest
 import torch
 
+from lohan.cli.export import ProgressLine
 from lohan.ssd import RunDirectories
 from lohan.store import ComputeFormat
 from lohan.train.source import open_source
@@ -150,6 +151,28 @@ def test_a_run_is_exported_by_its_output_folder(tmp_path: pathlib.Path) -> None:
     ran = run_lohan("export", "--run", tmp_path / "results", "--out", tmp_path / "out")
     assert ran.exit_code == 0, ran.stderr
     judge(tmp_path / "out", trained, torch.float16)
+    moved = ssd[0].rename(tmp_path / "moved")
+    words = ["--run", tmp_path / "results", "--ssd", moved, "--out", tmp_path / "again"]
+    assert run_lohan("export", *words).exit_code == 0
+    judge(tmp_path / "again", trained, torch.float16)
+
+
+def test_a_model_without_a_tokenizer_is_exported_with_a_remark(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    ran = run_lohan("export", "--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out")
+    assert "remark: there is no tokenizer" in ran.stdout
+
+
+def test_progress_is_one_line_per_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ProgressLine()
+    for done_bytes in (0, 1, 500, 505, 1000, 1000):
+        line(done_bytes, 1000)
+    assert capsys.readouterr().err.split("\r")[1:] == [
+        "writing:   0%",
+        "writing:  50%",
+        "writing: 100%\n",
+    ]
 
 
 def test_a_damaged_record_is_refused(tmp_path: pathlib.Path) -> None:

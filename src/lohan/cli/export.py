@@ -67,7 +67,7 @@ def export(
         dtype=getattr(torch, _DTYPES[dtype]) if dtype is not None else None,
         max_shard_bytes=max_shard_bytes,
         trust_remote_code=trust_remote_code,
-        progress=_Line() if sys.stderr.isatty() and not json else None,
+        progress=ProgressLine() if sys.stderr.isatty() and not json else None,
     )
     if json:
         print_json(
@@ -91,13 +91,14 @@ def export(
         console().print(f"remark: {remark}", soft_wrap=True)
 
 
-class _Line:
+class ProgressLine:
     """A line on the terminal that says how far it is; rewritten at each whole percent."""
 
     def __init__(self) -> None:
         self._shown = -1
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Say how far it is, if that has changed."""
         percent = 100 * done_bytes // max(1, total_bytes)
         if percent != self._shown:
             self._shown = percent

@@ -8,6 +8,7 @@ import copy
 import errno
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def write_carried_files(
             patterns.append("*.py")
         _copy(source.directory, out, patterns)
         if tokenizer is None and (source.directory / _TEMPLATES).is_dir():
-            shutil.copytree(source.directory / _TEMPLATES, out / _TEMPLATES)
+            _copy_one(shutil.copytree, source.directory / _TEMPLATES, out / _TEMPLATES)
     else:
         _make_config(source, out, dtype)
         if tokenizer is None and source.has_files:
@@ -101,13 +102,17 @@ def _copy(source: Path, out: Path, patterns: list[str]) -> None:
         for path in sorted(source.glob(pattern)):
             if not path.is_file() or path.suffix in (".safetensors", ".bin", ".gguf"):
                 continue
-            try:
-                # The content only: a link into a cache becomes a file, with usual permissions.
-                shutil.copyfile(path, out / path.name)
-            except OSError as error:
-                raise storage_error(
-                    f"{path} cannot be copied", error.errno or errno.EIO, path=str(out / path.name)
-                ) from None
+            # The content only: a link into a cache becomes a file, with usual permissions.
+            _copy_one(shutil.copyfile, path, out / path.name)
+
+
+def _copy_one(copy_to: Callable[[Path, Path], object], path: Path, target: Path) -> None:
+    try:
+        copy_to(path, target)
+    except OSError as error:
+        # copytree gathers several errors and has no number of its own.
+        number = error.errno or errno.EIO
+        raise storage_error(f"{path} cannot be copied", number, path=str(target)) from None
 
 
 def _write(path: Path, text: str) -> None:

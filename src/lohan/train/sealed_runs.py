@@ -48,11 +48,12 @@ def find_run(run: str, ssd: Sequence[Path] = ()) -> RunPlace:
         CheckpointError: the record or the manifest that says it cannot be read.
     """
     path = Path(run).expanduser()
+    if (path / _RECORD_NAME).is_file():
+        record = _from_record(path / _RECORD_NAME)
+        return RunPlace(run_id=record.run_id, ssd=tuple(ssd) or record.ssd)
     if ssd:
         name = path.name if path.is_dir() else run
         return RunPlace(run_id=name.removeprefix(_PREFIX), ssd=tuple(ssd))
-    if (path / _RECORD_NAME).is_file():
-        return _from_record(path / _RECORD_NAME)
     if path.is_dir() and path.name.startswith(_PREFIX):
         return _from_directory(path)
     raise ConfigError(

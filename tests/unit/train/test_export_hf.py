@@ -337,6 +337,96 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(
     assert is_left_clean(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("os.fsync", "cannot be made durable"),
+        ("os.rename", "an export cannot be renamed"),
+        ("shutil.copyfile", "cannot be copied"),
+        ("shutil.copytree", "cannot be copied"),
+        ("pathlib.Path.write_text", "cannot be written"),
+    ],
+)
+def test_a_drive_that_fails_leaves_nothing(
+    function: str,
+    words: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = save_model("llama", tmp_path / "source", is_with_tokenizer=True)
+    (directory / "additional_chat_templates").mkdir()
+    source = open_source(directory)
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(function, fail)
+    with pytest.raises(StorageError, match=words):
+        export_model(source, source.tensors(), tmp_path / "out", max_shard_bytes=5000)
+    monkeypatch.undo()
+    assert is_left_clean(tmp_path)
+
+
+def test_a_flush_that_fails_late_leaves_nothing(
+    source: ModelSource, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, []
+
+    def fail(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match="an export cannot be made durable"):
+        export_model(source, source.tensors(), tmp_path / "out")
+    assert is_left_clean(tmp_path)
+
+
+def test_a_merge_that_fails_leaves_no_model_and_all_the_rest(
+    source: ModelSource, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("x")
+    export_model(source, source.tensors(), out, should_merge=True)
+
+    def fail(*args: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(StorageError, match="an export cannot be moved"):
+        export_model(source, source.tensors(), out, should_merge=True)
+    assert not (out / "config.json").exists()
+    assert (out / "mine").read_text() == "x"
+
+
+def test_a_result_that_is_not_whole_is_not_put_in_place(
+    source: ModelSource, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(directory: pathlib.Path, **options: Any) -> Any:
+        os.truncate(directory / "model.safetensors", 500)
+        return check_model_directory(directory, **options)
+
+    monkeypatch.setattr(export_hf, "check_model_directory", damaged)
+    with pytest.raises(CheckpointError, match=r"is not whole.*ends within"):
+        export_model(source, source.tensors(), tmp_path / "out")
+    assert is_left_clean(tmp_path)
+
+
+def test_named_templates_come_along(tmp_path: pathlib.Path) -> None:
+    directory = save_model("llama", tmp_path / "source", is_with_tokenizer=True)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    source = open_source(directory)
+    for _ in range(2):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        export_model(source, source.tensors(), tmp_path / "out", should_merge=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
+        assert tokenizer.chat_template == {"default": TEMPLATE, "tool_use": "tools"}
+
+
 def test_a_filesystem_that_cannot_reserve_is_written_to_all_the_same(
     source: ModelSource, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,8 @@ def test_a_packed_model_is_read_and_exported_as_safetensors(tmp_path: pathlib.Pa
     for name, buffer in judge.named_buffers():
         assert torch.equal(buffers[name], buffer)
 
+    remarks = check_model_directory(directory).remarks
+    assert any("GGUF" in remark for remark in remarks)
     report = check_model_directory(tmp_path / "out")
     assert (report.problems, report.remarks) == ((), ())
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from lohan.errors import ConfigError
 from lohan.train.source import WeightsWarning, open_source
@@ -193,6 +194,29 @@ def test_frequencies_in_an_old_checkpoint_are_ignored_quietly(tmp_path: pathlib.
     old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
     rewrite(tmp_path / "model.safetensors", stored_tensors(tmp_path) | old)
     assert open_source(tmp_path).unexpected == ()
+
+
+def test_two_tensors_for_one_place_are_refused(tmp_path: pathlib.Path) -> None:
+    save_model("gpt2", tmp_path)
+    tensors = stored_tensors(tmp_path)
+    tensors["wpe.weight"] = tensors["transformer.wpe.weight"].clone()
+    rewrite(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(ConfigError, match=r"transformer\.wpe\.weight, wpe\.weight are all stored"):
+        open_source(tmp_path)
+
+
+def test_experts_that_do_not_fit_together_are_refused(tmp_path: pathlib.Path) -> None:
+    save_mixtral(tmp_path)
+    (shard,) = (
+        path
+        for path in tmp_path.glob("*.safetensors")
+        if any("layers.0.block_sparse_moe.experts.1.w2" in name for name in load_file(path))
+    )
+    tensors = load_file(shard)
+    name = next(name for name in tensors if "layers.0.block_sparse_moe.experts.1.w2" in name)
+    rewrite(shard, tensors | {name: torch.ones(3, 3, dtype=torch.bfloat16)})
+    with pytest.raises(ConfigError, match=r"do not make model\.layers\.0\.mlp\.experts\.down_proj"):
+        open_source(tmp_path)
 
 
 def test_a_wrong_shape_is_named(tmp_path: pathlib.Path) -> None:
