@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from lohan.device import Device
 from lohan.errors import DoesNotFit, HardwareError
-from lohan.measure.figure import Clock, Figure, measure_rounds, repeat
+from lohan.measure.figure import Clock, Figure, measure_rounds
 from lohan.units import MIB
 
 _HEAD_WIDTH = 64
@@ -91,13 +91,11 @@ def measure_compute(
         DoesNotFit: not even the smallest block has room on the device.
         HardwareError: the device cannot compute in bf16.
     """
-    chosen: _Pass | None = None
+    memory = _measure_memory(device, seconds=seconds / 2, clock=clock)
+    chosen = None
     for size in sizes:
         try:
-            attempt = _pass_of(device, *size)
-            attempt()  # the first pass prepares kernels and memory
-            device.synchronize()
-            flops_per_second = repeat(attempt, seconds=0, clock=clock, settle=device.synchronize)
+            pass_seconds = _time_pass(device, *size, clock=clock)
         except DoesNotFit:
             if chosen is None:
                 raise
@@ -108,16 +106,27 @@ def measure_compute(
                 why=str(error).partition("\n")[0],
                 remedy='use another device, such as "cpu"',
             ) from error
-        chosen = attempt
-        if attempt.num_flops / flops_per_second >= seconds / 3:
+        chosen = size
+        if pass_seconds >= seconds / 3:
             break
     assert chosen is not None, "there is at least one size"
+    # Made anew: while sizes were tried, only the one on trial took memory.
+    timed = _pass_of(device, *chosen)
+    timed()
     return ComputeFigures(
-        flops=measure_rounds(chosen, seconds=seconds, clock=clock, settle=device.synchronize),
-        memory=_measure_memory(device, seconds=seconds / 2, clock=clock),
-        tokens=chosen.tokens,
-        width=chosen.width,
+        flops=measure_rounds(timed, seconds=seconds, clock=clock),
+        memory=memory,
+        tokens=chosen[0],
+        width=chosen[1],
     )
+
+
+def _time_pass(device: Device, tokens: int, width: int, *, clock: Clock) -> float:
+    attempt = _pass_of(device, tokens, width)
+    attempt()  # the first pass prepares kernels and memory
+    started = clock()
+    attempt()
+    return clock() - started
 
 
 class _Pass:
@@ -125,8 +134,7 @@ class _Pass:
 
     def __init__(self, device: Device, block: Block, x: torch.Tensor) -> None:
         self._device, self._block, self._x = device, block, x
-        self.tokens, self.width = x.shape
-        self.num_flops = flops_of_pass(block, self.tokens)
+        self.num_flops = flops_of_pass(block, x.shape[0])
 
     def __call__(self) -> float:
         with self._device.compute():
@@ -136,6 +144,8 @@ class _Pass:
                 parameter.grad = None
             self._x.grad = None
             self._device.charge(num_flops=self.num_flops)
+        # Every pass, or a slow device would be left with as many as the host can start.
+        self._device.synchronize()
         return self.num_flops
 
 
@@ -158,8 +168,8 @@ def _measure_memory(device: Device, *, seconds: float, clock: Clock) -> Figure:
         with device.compute():
             target.copy_(source)
             device.charge(num_bytes=2 * piece_bytes)
+        device.synchronize()
         return 2 * piece_bytes
 
     copy()
-    device.synchronize()
-    return measure_rounds(copy, seconds=seconds, clock=clock, settle=device.synchronize)
+    return measure_rounds(copy, seconds=seconds, clock=clock)

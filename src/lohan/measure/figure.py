@@ -35,16 +35,10 @@ class Figure:
         return (max(self.samples) - min(self.samples)) / self.per_second
 
 
-def repeat(
-    work: Callable[[], float],
-    *,
-    seconds: float,
-    clock: Clock,
-    settle: Callable[[], None] | None = None,
-) -> float:
+def repeat(work: Callable[[], float], *, seconds: float, clock: Clock) -> float:
     """Repeat `work` for `seconds`, at least once; return what it did per second.
 
-    `work` returns how much it did. `settle` waits for what it only started.
+    `work` ends when what it does has ended, not when it is queued, and returns how much it did.
     """
     started = clock()
     done = 0.0
@@ -52,8 +46,6 @@ def repeat(
         done += work()
         if clock() - started >= seconds:
             break
-    if settle is not None:
-        settle()
     return rate_of(done, clock() - started)
 
 
@@ -62,16 +54,8 @@ def rate_of(amount: float, seconds: float) -> float:
     return amount / max(seconds, 1e-9)
 
 
-def measure_rounds(
-    work: Callable[[], float],
-    *,
-    seconds: float,
-    clock: Clock,
-    settle: Callable[[], None] | None = None,
-) -> Figure:
+def measure_rounds(work: Callable[[], float], *, seconds: float, clock: Clock) -> Figure:
     """Take `NUM_ROUNDS` samples of `seconds` each."""
     return Figure(
-        samples=tuple(
-            repeat(work, seconds=seconds, clock=clock, settle=settle) for _ in range(NUM_ROUNDS)
-        )
+        samples=tuple(repeat(work, seconds=seconds, clock=clock) for _ in range(NUM_ROUNDS))
     )
