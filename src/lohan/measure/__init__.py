@@ -10,7 +10,7 @@ from lohan.measure.cache import (
 )
 from lohan.measure.facts import DriveFacts, MachineFacts, machine_facts
 from lohan.measure.figure import Figure
-from lohan.measure.machine import Instruments, measure_machine
+from lohan.measure.machine import Instruments, Sizes, measure_machine
 from lohan.measure.measured import MeasuredDrive, MeasuredMachine
 from lohan.measure.profile import profile_machine
 
@@ -23,6 +23,7 @@ __all__ = [
     "MachineFacts",
     "MeasuredDrive",
     "MeasuredMachine",
+    "Sizes",
     "cache_directory",
     "load_profile",
     "machine_facts",

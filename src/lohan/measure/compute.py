@@ -25,7 +25,7 @@ SIZES: tuple[tuple[int, int], ...] = (
     (2048, 4096),
     (4096, 8192),
 )
-_MEMORY_PIECE_BYTES = 128 * MIB
+MEMORY_PIECE_BYTES = 128 * MIB
 
 
 class Block(nn.Module):
@@ -83,7 +83,12 @@ class ComputeFigures:
 
 
 def measure_compute(
-    device: Device, *, seconds: float, clock: Clock, sizes: tuple[tuple[int, int], ...] = SIZES
+    device: Device,
+    *,
+    seconds: float,
+    clock: Clock,
+    sizes: tuple[tuple[int, int], ...] = SIZES,
+    memory_piece_bytes: int = MEMORY_PIECE_BYTES,
 ) -> ComputeFigures:
     """Run blocks of growing size until one pass takes a third of `seconds`, then time that one.
 
@@ -91,7 +96,7 @@ def measure_compute(
         DoesNotFit: not even the smallest block has room on the device.
         HardwareError: the device cannot compute in bf16.
     """
-    memory = _measure_memory(device, seconds=seconds / 2, clock=clock)
+    memory = _measure_memory(device, memory_piece_bytes, seconds=seconds / 2, clock=clock)
     chosen = None
     for size in sizes:
         try:
@@ -156,8 +161,7 @@ def _pass_of(device: Device, tokens: int, width: int) -> _Pass:
     return _Pass(device, block, x.requires_grad_())
 
 
-def _measure_memory(device: Device, *, seconds: float, clock: Clock) -> Figure:
-    piece_bytes = _MEMORY_PIECE_BYTES
+def _measure_memory(device: Device, piece_bytes: int, *, seconds: float, clock: Clock) -> Figure:
     if device.memory_bytes is not None:
         piece_bytes = max(min(piece_bytes, device.memory_bytes // 8), MIB)
     with device.compute():

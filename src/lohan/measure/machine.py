@@ -16,16 +16,23 @@ import lohan
 from lohan.device import Device
 from lohan.hardware.limits import AvailableRam
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
-from lohan.measure.compute import ComputeFigures, measure_compute
-from lohan.measure.copies import measure_copies, measure_ram_copies
+from lohan.measure.compute import MEMORY_PIECE_BYTES, SIZES, ComputeFigures, measure_compute
+from lohan.measure.copies import PIECE_BYTES, measure_copies, measure_ram_copies
 from lohan.measure.disks import DiskMeasurement, DriveFigures, Report, describe
 from lohan.measure.facts import DriveFacts, MachineFacts, machine_facts, num_usable_cores
 from lohan.measure.figure import Clock, Figure
 from lohan.measure.measured import MeasuredDrive, MeasuredMachine
 from lohan.measure.memory import memory_to_plan_with
 from lohan.measure.opening import OpenedDevice, check_numbers
-from lohan.measure.probe_files import MOST_BYTES, EngineMaker, ProbeFiles, leftovers_in
-from lohan.measure.updates import measure_updates
+from lohan.measure.probe_files import (
+    LEAST_BYTES,
+    MOST_BYTES,
+    REQUEST_BYTES,
+    EngineMaker,
+    ProbeFiles,
+    leftovers_in,
+)
+from lohan.measure.updates import NUM_PARAMETERS, measure_updates
 from lohan.ssd import DirectoryReport, DriveSettings, check_directories, choose_engine
 from lohan.units import format_bytes, format_seconds
 
@@ -38,13 +45,29 @@ _BOUND_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large the things are that measuring is done on; smaller ones tell less."""
+
+    most_file_bytes: int = MOST_BYTES
+    """Of all files together."""
+    least_file_bytes: int = LEAST_BYTES
+    request_bytes: int = REQUEST_BYTES
+    copy_bytes: int = PIECE_BYTES
+    memory_piece_bytes: int = MEMORY_PIECE_BYTES
+    blocks: tuple[tuple[int, int], ...] = SIZES
+    """Tokens and width."""
+    num_parameters: int = NUM_PARAMETERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instruments:
     """What measuring is done with: real ones, or others in tests."""
 
     clock: Clock = time.perf_counter
     make_engine: EngineMaker = field(default=lambda: choose_engine()[0])
-    most_file_bytes: int = MOST_BYTES
+    sizes: Sizes = field(default_factory=Sizes)
     available_ram: AvailableRam | None = None
+    """Asked from the system if not given."""
 
 
 def measure_machine(
@@ -118,27 +141,43 @@ class _Measurement:
 
     def run(self) -> MeasuredMachine:
         """Measure everything."""
-        device, clock = self.opened, self.instruments.clock
+        device, clock, sizes = self.opened, self.instruments.clock, self.instruments.sizes
         facts = machine_facts(device, self.reports)
         ram, gpu, ram_reason = memory_to_plan_with(
             device, self.ram_bytes, self.gpu_bytes, available=self.instruments.available_ram
         )
         notes = [warning for report in self.reports for warning in report.warnings]
-        notes += [f"left by a measurement that was killed: {path}" for path in self._leftovers()]
+        notes += [
+            f"left by a measurement that was killed: {path}" for path in leftovers_in(self.reports)
+        ]
         for note in notes:
             self.report(f"beware: {note}")
         drives, together, written_bytes, engine = self._disks()
         self.report(f"copies between RAM and {device.name}")
-        copies = measure_copies(device, seconds=self.seconds / 2, clock=clock)
+        copies = measure_copies(
+            device, seconds=self.seconds / 2, clock=clock, piece_bytes=sizes.copy_bytes
+        )
         if not copies.is_pinned and not device.shares_ram:
             notes.append("main memory could not be pinned: copies are slower than they could be")
         self.report(f"compute on {device.name}: a transformer block in bf16")
-        compute = measure_compute(device, seconds=self.seconds, clock=clock)
+        compute = measure_compute(
+            device,
+            seconds=self.seconds,
+            clock=clock,
+            sizes=sizes.blocks,
+            memory_piece_bytes=sizes.memory_piece_bytes,
+        )
         self.report(f"CPU updates with {self.num_threads} threads")
         updates = measure_updates(
-            num_threads=self.num_threads, seconds=self.seconds, clock=clock, room_bytes=ram // 4
+            num_threads=self.num_threads,
+            seconds=self.seconds,
+            clock=clock,
+            room_bytes=ram // 4,
+            num_parameters=sizes.num_parameters,
         )
-        ceiling = measure_ram_copies(seconds=self.seconds / 4, clock=clock)
+        ceiling = measure_ram_copies(
+            seconds=self.seconds / 4, clock=clock, piece_bytes=sizes.copy_bytes
+        )
         machine = Machine(
             name=f"measured {facts.device_hardware}",
             gpu=_gpu(facts, gpu, compute),
@@ -173,17 +212,18 @@ class _Measurement:
             written_bytes=written_bytes,
         )
 
-    def _leftovers(self) -> list[str]:
-        return leftovers_in(self.reports)
-
     def _disks(self) -> tuple[tuple[MeasuredDrive, ...], DriveFigures, int, str]:
-        instruments = self.instruments
+        instruments, sizes = self.instruments, self.instruments.sizes
         engine = instruments.make_engine()
         name = engine.name
         engine.close()
         self.report(f"making files on {len(self.reports)} drive(s), through {name}")
         with ProbeFiles(
-            self.reports, instruments.make_engine, most_bytes=instruments.most_file_bytes
+            self.reports,
+            instruments.make_engine,
+            most_bytes=sizes.most_file_bytes,
+            least_bytes=sizes.least_file_bytes,
+            request_bytes=sizes.request_bytes,
         ) as files:
             timer = DiskMeasurement(files, seconds=self.seconds, clock=instruments.clock)
             chosen: dict[int, DriveSettings] = {}

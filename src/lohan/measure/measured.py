@@ -214,16 +214,16 @@ def _arguments(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "machine": Machine.from_json(json.dumps(found["machine"])),
         "measured_at": datetime.fromisoformat(found["measured_at"]).astimezone(UTC),
-        "lohan_version": str(found["lohan_version"]),
+        "lohan_version": _text(found["lohan_version"]),
         "seconds": float(found["seconds"]),
         "sustained_seconds": float(found["sustained_seconds"]),
         "facts": MachineFacts(
             **{**facts, "drives": tuple(DriveFacts(**one) for one in facts["drives"])}
         ),
-        "io_engine": str(found["io_engine"]),
+        "io_engine": _text(found["io_engine"]),
         "drives": tuple(
             MeasuredDrive(
-                path=str(one["path"]),
+                path=_text(one["path"]),
                 figures=_drive_figures_from(one),
                 sustained_write=_figure_from(one["sustained_write"]),
                 settings=DriveSettings(
@@ -247,10 +247,16 @@ def _arguments(found: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "updates": _figure_from(found["updates"]),
         "num_update_threads": int(found["num_update_threads"]),
-        "ram_reason": str(found["ram_reason"]),
-        "notes": tuple(str(note) for note in found["notes"]),
+        "ram_reason": _text(found["ram_reason"]),
+        "notes": tuple(_text(note) for note in found["notes"]),
         "written_bytes": int(found["written_bytes"]),
     }
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"a text is expected, not {found!r}")
+    return found
 
 
 def _figure_from(found: Mapping[str, Any]) -> Figure:

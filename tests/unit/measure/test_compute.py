@@ -41,7 +41,9 @@ def test_the_rate_of_an_emulated_device_comes_out() -> None:
     clock = HandClock()
     rates = EmulatedRates(flops_per_second=1e9, memory_bytes_per_second=3e9)
     with EmulatedDevice(rates=rates, clock=clock, memory_bytes=256 * MIB) as device:
-        found = measure_compute(device, seconds=0.03, clock=clock, sizes=TINY)
+        found = measure_compute(
+            device, seconds=0.03, clock=clock, sizes=TINY, memory_piece_bytes=MIB
+        )
         assert device.bytes_in_use == 0
     assert found.flops.per_second == pytest.approx(1e9)
     assert found.memory.per_second == pytest.approx(3e9)
@@ -55,7 +57,9 @@ def test_a_faster_device_gets_a_larger_block(
     clock = HandClock()
     rates = EmulatedRates(flops_per_second=flops_per_second, memory_bytes_per_second=1e9)
     with EmulatedDevice(rates=rates, clock=clock) as device:
-        found = measure_compute(device, seconds=0.05, clock=clock, sizes=TINY)
+        found = measure_compute(
+            device, seconds=0.05, clock=clock, sizes=TINY, memory_piece_bytes=MIB
+        )
     assert (found.tokens, found.width) == size
 
 
@@ -63,14 +67,16 @@ def test_a_block_keeps_to_the_devices_memory() -> None:
     clock = HandClock()
     rates = EmulatedRates(flops_per_second=4e9, memory_bytes_per_second=1e9)
     with EmulatedDevice(rates=rates, clock=clock, memory_bytes=3 * MIB) as device:
-        found = measure_compute(device, seconds=0.05, clock=clock, sizes=TINY)
+        found = measure_compute(
+            device, seconds=0.05, clock=clock, sizes=TINY, memory_piece_bytes=MIB
+        )
         assert device.peak_bytes <= 3 * MIB
     assert (found.tokens, found.width) == TINY[1]
     with (
         EmulatedDevice(rates=rates, clock=clock, memory_bytes=64 * KIB) as device,
         pytest.raises(DoesNotFit),
     ):
-        measure_compute(device, seconds=0.05, clock=clock, sizes=TINY)
+        measure_compute(device, seconds=0.05, clock=clock, sizes=TINY, memory_piece_bytes=MIB)
 
 
 def test_a_device_without_bf16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +90,8 @@ def test_a_device_without_bf16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_processor_computes() -> None:
     with CpuDevice() as device:
-        found = measure_compute(device, seconds=1e-3, clock=time.perf_counter, sizes=TINY[:2])
+        found = measure_compute(
+            device, seconds=1e-3, clock=time.perf_counter, sizes=TINY[:2], memory_piece_bytes=MIB
+        )
     assert found.flops.per_second > 0
     assert found.memory.per_second > 0
