@@ -175,6 +175,18 @@ def test_progress_is_one_line_per_percent(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
+def test_a_taken_output_is_refused_before_the_run_is_opened(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path)
+    words = ["--run", ssd[0] / "lohan-r1", "--out", tmp_path / "model"]
+    held = RunDirectories.attach(ssd, "r1")  # opening it would say this first
+    try:
+        ran = run_lohan("export", *words)
+    finally:
+        held.close()
+    assert ran.exit_code == 2
+    assert "is not empty" in ran.stderr
+
+
 def test_a_damaged_record_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     ran = run_lohan("export", "--run", tmp_path, "--out", tmp_path / "out")

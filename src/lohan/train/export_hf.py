@@ -86,7 +86,7 @@ def export_model(
     source = _as_source(source)
     out = Path(os.path.realpath(out))
     is_merge = should_merge and out.is_dir()
-    _refuse_taken(out, should_merge)
+    refuse_taken(out, should_merge=should_merge)
     layout = export_layout(source, dtype)
     shards = cut_shards(layout.tensors, max_shard_bytes)
     _refuse_full(out if is_merge else out.parent, layout)
@@ -229,7 +229,12 @@ def _buffers(source: ModelSource) -> Iterator[tuple[str, torch.Tensor]]:
         yield from meta_model.persistent_buffers(source.make_model()).items()
 
 
-def _refuse_taken(out: Path, should_merge: bool) -> None:
+def refuse_taken(out: Path, *, should_merge: bool = False) -> None:
+    """Refuse an output that cannot be taken, before time is spent on it.
+
+    Raises:
+        StorageError: naming the path and what to do.
+    """
     if not out.parent.is_dir():
         raise StorageError(
             f"{out} cannot be written",

@@ -21,7 +21,7 @@ from lohan.store import ComputeFormat, Manifest, StateStore, open_states
 from lohan.store.manifest import MANIFEST_NAME
 from lohan.train.check_export import ModelDirectoryReport
 from lohan.train.checkpoint_files import shown
-from lohan.train.export_hf import MAX_SHARD_BYTES, export_model
+from lohan.train.export_hf import MAX_SHARD_BYTES, export_model, refuse_taken
 from lohan.train.source import ModelSource, inspect_source
 
 _PREFIX = "lohan-"
@@ -147,6 +147,7 @@ def export_run(
         ConfigError: the model is not known, or not the one of the run.
         CheckpointError, Corrupt, StorageError: as `opened_run` and `export_model`.
     """
+    refuse_taken(out)  # opening verifies every byte, which takes its time
     with opened_run(place) as store:
         assert store.sealed is not None
         is_bf16 = store.layout.compute_format is ComputeFormat.BF16
