@@ -152,11 +152,12 @@ def _notes(measured: MeasuredMachine) -> list[str]:
     if noisy:
         notes.append(f"{', '.join(noisy)} varied a lot: was something else running?")
     for drive in measured.drives:
-        if drive.sustained_write.per_second < 0.8 * drive.figures.write.per_second:
+        sustained, burst = drive.sustained_write.per_second, drive.figures.write.per_second
+        if sustained < 0.8 * burst:
             notes.append(
-                f"{drive.path} writes at {format_rate(drive.sustained_write.per_second)} after "
-                f"{format_seconds(measured.sustained_seconds)}: its fast cache is full; plans "
-                "count on that rate"
+                f"{drive.path} falls to {format_rate(sustained)} within "
+                f"{format_seconds(measured.sustained_seconds)} of writing: its fast cache is full, "
+                "or others write to it; plans count on that rate"
             )
     return notes
 

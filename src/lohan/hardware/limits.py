@@ -83,24 +83,31 @@ def available_ram_bytes(
 def is_bound_by_locking(pinner: Pinner) -> bool:
     """Return whether what this device pins counts against the limit of locked memory.
 
-    Drivers differ: some lock pages without asking. So the soft limit is lowered for a moment, to
-    less than what is then pinned. Runs on: the caller, while nothing else locks memory. May block:
-    no.
+    Drivers differ: some lock pages without asking. So some memory is pinned under the limit as it
+    is, and again with the soft limit lowered for a moment to less than that. Where the first fails
+    already, nothing can be pinned and no limit says how much. Runs on: the caller, while nothing
+    else locks memory. May block: no.
     """
     memory = mmap.mmap(-1, _PROBED_BYTES)
     view = memoryview(memory)
     try:
         address = _address_of(view)
-        with _lowered_limit(_PROBED_LIMIT_BYTES):
-            try:
-                pinner.pin(address, _PROBED_BYTES)
-            except LohanError:
-                return True
-            pinner.unpin(address)
+        if not _can_pin(pinner, address):
             return False
+        with _lowered_limit(_PROBED_LIMIT_BYTES):
+            return not _can_pin(pinner, address)
     finally:
         view.release()
         memory.close()
+
+
+def _can_pin(pinner: Pinner, address: int) -> bool:
+    try:
+        pinner.pin(address, _PROBED_BYTES)
+    except LohanError:
+        return False
+    pinner.unpin(address)
+    return True
 
 
 @contextlib.contextmanager

@@ -7,11 +7,11 @@ drive behind each directory. No host name, no serial number. Measures nothing.
 import os
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
-from lohan.device import Device
+from lohan.device import Device, EmulatedDevice, EmulatedRates
 from lohan.ssd import DirectoryReport
 
 
@@ -57,7 +57,7 @@ def machine_facts(
         num_cores=num_usable_cores(),
         ram_total_bytes=_ram_total_bytes(root),
         device=device.name,
-        device_hardware=_hardware_of(device.torch_device) or cpu_model,
+        device_hardware=_hardware_of(device) or cpu_model,
         drives=tuple(_drive_of(report, root) for report in reports),
     )
 
@@ -67,9 +67,13 @@ def num_usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _hardware_of(device: torch.device) -> str | None:
-    name = getattr(torch.get_device_module(device), "get_device_name", None)
-    return str(name(device)) if name is not None else None
+def _hardware_of(device: Device) -> str | None:
+    if isinstance(device, EmulatedDevice) and device.rates != EmulatedRates():
+        rates = (getattr(device.rates, one.name) for one in fields(EmulatedRates))
+        return "emulation at " + " ".join("-" if rate is None else f"{rate:.3g}" for rate in rates)
+    module = torch.get_device_module(device.torch_device)
+    name = getattr(module, "get_device_name", None)
+    return str(name(device.torch_device)) if name is not None else None
 
 
 def _cpu_model(root: pathlib.Path) -> str:

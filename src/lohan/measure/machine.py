@@ -5,12 +5,12 @@ figure. The parts are measured in `disks`, `copies`, `compute` and `updates`; wh
 will do is asked in `profile`. Called from there, and by whoever wants fresh figures.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import lohan
 from lohan.device import Device
@@ -33,8 +33,8 @@ from lohan.measure.probe_files import (
     leftovers_in,
 )
 from lohan.measure.updates import NUM_PARAMETERS, measure_updates
-from lohan.ssd import DirectoryReport, DriveSettings, check_directories, choose_engine
-from lohan.units import format_bytes, format_seconds
+from lohan.ssd import DirectoryReport, check_directories, choose_engine
+from lohan.units import MIB, format_bytes, format_seconds
 
 SECONDS = 0.4
 """Of one sample."""
@@ -72,7 +72,7 @@ class Instruments:
 
 def measure_machine(
     *,
-    ssd: Sequence[Path],
+    ssd: Sequence[str | os.PathLike[str]],
     device: str | Device | None = None,
     ram_bytes: int | None = None,
     gpu_bytes: int | None = None,
@@ -154,8 +154,10 @@ class _Measurement:
             self.report(f"beware: {note}")
         drives, together, written_bytes, engine = self._disks()
         self.report(f"copies between RAM and {device.name}")
+        # Four pieces at a time, or eight where the device's memory is main memory too.
+        copy_bytes = min(sizes.copy_bytes, max(ram // 32 // MIB * MIB, MIB))
         copies = measure_copies(
-            device, seconds=self.seconds / 2, clock=clock, piece_bytes=sizes.copy_bytes
+            device, seconds=self.seconds / 2, clock=clock, piece_bytes=copy_bytes
         )
         if not copies.is_pinned and not device.shares_ram:
             notes.append("main memory could not be pinned: copies are slower than they could be")
@@ -175,9 +177,7 @@ class _Measurement:
             room_bytes=ram // 4,
             num_parameters=sizes.num_parameters,
         )
-        ceiling = measure_ram_copies(
-            seconds=self.seconds / 4, clock=clock, piece_bytes=sizes.copy_bytes
-        )
+        ceiling = measure_ram_copies(seconds=self.seconds / 4, clock=clock, piece_bytes=copy_bytes)
         machine = Machine(
             name=f"measured {facts.device_hardware}",
             gpu=_gpu(facts, gpu, compute),
@@ -226,28 +226,13 @@ class _Measurement:
             request_bytes=sizes.request_bytes,
         ) as files:
             timer = DiskMeasurement(files, seconds=self.seconds, clock=instruments.clock)
-            chosen: dict[int, DriveSettings] = {}
-            drives = []
+            drives: list[MeasuredDrive] = []
+            by_device: dict[int, MeasuredDrive] = {}
             for number, report in enumerate(self.reports):
-                self.report(f"{report.path}: block size and queue depth")
-                if report.device not in chosen:
-                    chosen[report.device] = timer.choose_settings(number, self.report)
-                self.report(
-                    f"{report.path}: reads, writes, both ({describe(chosen[report.device])})"
-                )
-                figures, settings = timer.measure([number], [chosen[report.device]])
-                self.report(
-                    f"{report.path}: sustained writes for {format_seconds(self.sustained_seconds)}"
-                )
-                sustained = timer.sustained_write(number, settings[0], self.sustained_seconds)
-                drives.append(
-                    MeasuredDrive(
-                        path=report.path,
-                        figures=figures,
-                        sustained_write=sustained,
-                        settings=settings[0],
-                    )
-                )
+                # Two directories on one filesystem are one drive: its figures hold for both.
+                if report.device not in by_device:
+                    by_device[report.device] = self._drive(timer, number, report.path)
+                drives.append(replace(by_device[report.device], path=report.path))
             together = drives[0].figures
             if len(drives) > 1:
                 self.report("all directories together")
@@ -258,6 +243,17 @@ class _Measurement:
                 )
             self.report(f"{format_bytes(files.written_bytes)} were written to measure writes")
             return tuple(drives), together, files.written_bytes, name
+
+    def _drive(self, timer: DiskMeasurement, number: int, path: str) -> MeasuredDrive:
+        self.report(f"{path}: block size and queue depth")
+        best = timer.choose_settings(number, self.report)
+        self.report(f"{path}: reads, writes, both ({describe(best)})")
+        figures, settings = timer.measure([number], [best])
+        self.report(f"{path}: sustained writes for {format_seconds(self.sustained_seconds)}")
+        sustained = timer.sustained_write(number, settings[0], self.sustained_seconds)
+        return MeasuredDrive(
+            path=path, figures=figures, sustained_write=sustained, settings=settings[0]
+        )
 
 
 def _gpu(facts: MachineFacts, memory_bytes: int, compute: ComputeFigures) -> Gpu:

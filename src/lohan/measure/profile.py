@@ -4,6 +4,7 @@ Owns the decision between the two and what is said about it. Figures are kept, m
 is not. Called by `lohan profile` and by whoever starts a run.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from lohan.ssd import check_directories
 
 def profile_machine(
     *,
-    ssd: Sequence[Path],
+    ssd: Sequence[str | os.PathLike[str]],
     device: str | Device | None = None,
     ram_bytes: int | None = None,
     gpu_bytes: int | None = None,

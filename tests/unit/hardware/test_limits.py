@@ -199,12 +199,14 @@ def test_this_machine_has_an_answer() -> None:
 class Locks:
     """Pins as a driver would that keeps to the limit, or one that does not."""
 
-    def __init__(self, *, keeps_to_limit: bool) -> None:
-        self.keeps_to_limit, self.pinned = keeps_to_limit, 0
+    def __init__(self, *, keeps_to_limit: bool, is_broken: bool = False) -> None:
+        self.keeps_to_limit, self.is_broken, self.pinned = keeps_to_limit, is_broken, 0
 
     def pin(self, address: int, nbytes: int) -> None:
         limit_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         assert address
+        if self.is_broken:
+            raise HardwareError("no", why="it never pins", remedy="none")
         if self.keeps_to_limit and limit_bytes != resource.RLIM_INFINITY and nbytes > limit_bytes:
             raise HardwareError("no", why="the limit", remedy="none")
         self.pinned += 1
@@ -213,10 +215,14 @@ class Locks:
         self.pinned -= 1
 
 
+@pytest.mark.skipif(
+    0 <= resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] < MIB, reason="hardly any may be locked"
+)
 def test_locking_is_tried_under_a_lowered_limit_which_comes_back() -> None:
     before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     assert is_bound_by_locking(Locks(keeps_to_limit=True))
     free = Locks(keeps_to_limit=False)
     assert not is_bound_by_locking(free)
     assert free.pinned == 0
+    assert not is_bound_by_locking(Locks(keeps_to_limit=True, is_broken=True))
     assert resource.getrlimit(resource.RLIMIT_MEMLOCK) == before

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from lohan.device import CpuDevice, EmulatedDevice
+from lohan.device import CpuDevice, EmulatedDevice, EmulatedRates
 from lohan.errors import DoesNotFit
 from lohan.hardware import AvailableRam
 from lohan.measure.facts import machine_facts
@@ -55,6 +55,20 @@ def test_facts_of_a_system_that_says_little_are_still_facts(tmp_path: pathlib.Pa
     assert facts.cpu_model
     assert facts.drives[0].name
     assert facts.ram_total_bytes == 0
+
+
+def test_emulated_devices_of_other_rates_are_other_hardware(tmp_path: pathlib.Path) -> None:
+    reports, names = check_directories([tmp_path]), []
+    for rates in (
+        EmulatedRates(),
+        EmulatedRates(flops_per_second=1e12),
+        EmulatedRates(flops_per_second=2e12),
+        EmulatedRates(gpu_to_ram_bytes_per_second=2e12),
+    ):
+        with EmulatedDevice(rates=rates) as device:
+            names.append(machine_facts(device, reports).device_hardware)
+    assert len(set(names)) == 4
+    assert names[1] == "emulation at - - 1e+12 -"
 
 
 def test_this_machine_has_facts(tmp_path: pathlib.Path) -> None:

@@ -36,7 +36,7 @@ def test_a_machine_is_measured_and_nothing_is_left(tmp_path: pathlib.Path) -> No
     assert any("were written" in line for line in said)
 
 
-def test_two_directories_are_measured_alone_and_together(tmp_path: pathlib.Path) -> None:
+def test_two_directories_of_a_drive_are_measured_alone_and_together(tmp_path: pathlib.Path) -> None:
     paths = [tmp_path / name for name in "ab"]
     for path in paths:
         path.mkdir()
@@ -48,6 +48,8 @@ def test_two_directories_are_measured_alone_and_together(tmp_path: pathlib.Path)
     assert 2 * free <= found.facts.drives[0].total_bytes
     assert any("same filesystem" in note for note in found.notes)
     assert found.together != found.drives[0].figures
+    assert found.drives[0].figures == found.drives[1].figures
+    assert [one.path for one in found.drives] == [str(path) for path in paths]
 
 
 def test_an_open_device_stays_open_and_budgets_are_kept(tmp_path: pathlib.Path) -> None:
