@@ -1,6 +1,6 @@
 """Schedules: a plan spelled out as ordered tasks on lanes."""
 
-from lohan.schedule.build import build_schedule
+from lohan.schedule.build import RollingSchedule, build_schedule
 from lohan.schedule.check import check_schedule
 from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
 from lohan.schedule.text import dump_schedule
@@ -10,6 +10,7 @@ __all__ = [
     "Lease",
     "Move",
     "Pool",
+    "RollingSchedule",
     "Schedule",
     "Task",
     "build_schedule",

@@ -5,10 +5,12 @@ one. The order of each lane is left open here; `settle` in `lohan.simulate` fixe
 policy: everything it asks is a field of the Plan.
 """
 
+from collections.abc import Callable, Mapping
+
 from lohan.plan.block_costs import BlockCosts, block_costs
 from lohan.plan.plan import Plan
 from lohan.schedule.gradients import piece_bytes
-from lohan.schedule.task import Compute, Lease, Move, Schedule
+from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
 from lohan.schedule.updates import UpdateTasks
 from lohan.schedule.writer import FOR_COMPUTE, TaskWriter
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
@@ -17,6 +19,42 @@ from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tie
 def build_schedule(plan: Plan, *, num_steps: int = 1) -> Schedule:
     """Tasks of `num_steps` consecutive steps of a plan, lanes still in program order."""
     return _StepBuilder(plan).build(num_steps)
+
+
+class RollingSchedule:
+    """The same tasks, one step at a time, for a run whose end is not known.
+
+    Ids go on from call to call; a task may come after tasks of earlier calls. What is given out is
+    forgotten here. `num_passes` counts calls of `step` and `evaluation`: it is the `step` of the
+    tasks they return.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.num_passes = 0
+        self._builder = _StepBuilder(plan)
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools all tasks lease from."""
+        return self._builder.pools
+
+    def step(self) -> tuple[Task, ...]:
+        """Tasks of one more training step; updates that were put off come in front."""
+        return self._taken(self._builder.training_pass)
+
+    def evaluation(self) -> tuple[Task, ...]:
+        """Tasks of a forward pass alone. Updates that were put off must have been flushed."""
+        return self._taken(self._builder.evaluation_pass)
+
+    def flush(self) -> tuple[Task, ...]:
+        """Updates that were put off to the next step."""
+        return self._builder.flush()
+
+    def _taken(self, write: Callable[[int], tuple[Task, ...]]) -> tuple[Task, ...]:
+        tasks = write(self.num_passes)
+        self.num_passes += 1
+        return tasks
 
 
 class _StepBuilder:
@@ -47,12 +85,45 @@ class _StepBuilder:
 
     def build(self, num_steps: int) -> Schedule:
         for step in range(num_steps):
-            self._writer.start_step(step, is_last=step == num_steps - 1)
-            swapped = self._forward()
-            self._backward(swapped)
-            if self._system.has_barrier:
-                self._writer.raise_barrier()
+            self._write_step(step, is_last=step == num_steps - 1)
         return self._writer.schedule(num_steps)
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        return self._writer.pools
+
+    def training_pass(self, step: int) -> tuple[Task, ...]:
+        self._write_step(step, is_last=False)
+        return self._writer.take()
+
+    def evaluation_pass(self, step: int) -> tuple[Task, ...]:
+        self._writer.start_step(step, is_last=False)
+        previous = self._last_compute
+        for block in self._blocks:
+            weights = self._fetch_weights(block, "forward")
+            previous = self._writer.write(
+                Lane.GPU,
+                block,
+                Compute(ComputeKind.FORWARD, flops=self._costs[block].forward_flops),
+                after=[*weights, *([previous] if previous is not None else [])],
+                returns=self._weight_lease(block, "forward"),
+                part="forward",
+            )
+        self._last_compute = previous
+        if self._system.has_barrier:
+            self._writer.raise_barrier()
+        return self._writer.take()
+
+    def flush(self) -> tuple[Task, ...]:
+        self._updates.write_deferred()
+        return self._writer.take()
+
+    def _write_step(self, step: int, *, is_last: bool) -> None:
+        self._writer.start_step(step, is_last=is_last)
+        swapped = self._forward()
+        self._backward(swapped)
+        if self._system.has_barrier:
+            self._writer.raise_barrier()
 
     def _forward(self) -> dict[BlockId, list[TaskId]]:
         swapped = {}

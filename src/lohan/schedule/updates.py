@@ -147,6 +147,13 @@ class UpdateTasks:
         self._flush_write(None)
         self._last_write = None
 
+    def write_deferred(self) -> None:
+        """No forward pass follows for now: updates that were put off to it come at once."""
+        for block in sorted(self._deferred):
+            self._write_update(self._deferred.pop(block))
+        self._flush_write(None)
+        self._last_write = None
+
     # How an update is spelled ----------------------------------------------------------------
 
     def _needed(self, block: BlockId) -> tuple[TaskId, ...]:

@@ -35,6 +35,7 @@ class TaskWriter:
         self.is_last_step = False
         self._costs = costs
         self._tasks: list[Task] = []
+        self._num_taken = 0
         self._barrier: tuple[TaskId, ...] = ()
         self._has_successor: set[TaskId] = set()
         self._step_start = 0
@@ -42,13 +43,25 @@ class TaskWriter:
     def start_step(self, step: int, *, is_last: bool) -> None:
         """Begin the tasks of a step."""
         self.step, self.is_last_step = step, is_last
-        self._step_start = len(self._tasks)
+        self._step_start = self._num_written
+
+    @property
+    def _num_written(self) -> int:
+        return self._num_taken + len(self._tasks)
+
+    def take(self) -> tuple[Task, ...]:
+        """Everything written since the last time; it is forgotten here."""
+        taken = tuple(self._tasks)
+        self._num_taken += len(taken)
+        self._tasks.clear()
+        self._has_successor.clear()
+        return taken
 
     def raise_barrier(self) -> None:
         """Everything written from now on comes after everything written so far."""
         open_ends = [
             task.id
-            for task in self._tasks[self._step_start :]
+            for task in self._tasks[self._step_start - self._num_taken :]
             if task.id not in self._has_successor
         ]
         self._barrier = tuple(open_ends)
@@ -68,9 +81,9 @@ class TaskWriter:
         step: int | None = None,
     ) -> TaskId:
         """Append one task and return its id; `step` where it belongs to an earlier one."""
-        task_id = TaskId(len(self._tasks))
+        task_id = TaskId(self._num_written)
         before = list(dict.fromkeys(after))
-        if self.plan.system.is_serial and self._tasks:
+        if self.plan.system.is_serial and task_id:
             before = [*before, TaskId(task_id - 1)]
         if all(task < self._step_start for task in before):
             before = [*before, *self._barrier]
@@ -105,11 +118,16 @@ class TaskWriter:
         return Schedule(
             tasks=tuple(self._tasks),
             lanes={lane: tuple(ids) for lane, ids in lanes.items()},
-            pools={pool.name: pool for pool in self._pools()},
+            pools=self.pools,
             num_steps=num_steps,
             num_blocks=len(self.weights),
             initial={tier: self.plan.ledger.constant(tier) for tier in (Tier.GPU, Tier.RAM)},
         )
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """What tasks lease from."""
+        return {pool.name: pool for pool in self._pools()}
 
     def _pools(self) -> list[Pool]:
         system, plan = self.plan.system, self.plan
