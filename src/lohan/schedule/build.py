@@ -258,6 +258,8 @@ class _StepBuilder:
         leases = []
         if costs.swapped_bytes:
             leases.append(self._moving_lease(block, "out"))
+            # Outputs leave as they are made, so their places in RAM are taken beforehand.
+            leases += self._ram_leases(block, "out")
         if costs.kept_bytes:
             leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
         return tuple(leases)
@@ -267,6 +269,8 @@ class _StepBuilder:
         leases = []
         if costs.swapped_bytes:
             leases.append(self._moving_lease(block, "in"))
+            if self._plan.num_micro_batches > 1:
+                leases += self._ram_leases_in(block)
         if costs.kept_bytes:
             leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
         return tuple(leases)
@@ -276,13 +280,11 @@ class _StepBuilder:
         costs = self._costs[block]
         if not costs.swapped_bytes:
             return []
-        in_ram = self._ram_leases(block, "out")
         copy = self._writer.write(
             Lane.GPU_TO_RAM,
             block,
             Move(TensorKind.A16, Tier.GPU, Tier.RAM, costs.swapped_bytes * self._activation_copies),
             after=[computed],
-            leases=in_ram,
             returns=(self._moving_lease(block, "out"),),
             priority=(FOR_COMPUTE,),
         )
@@ -293,37 +295,41 @@ class _StepBuilder:
             block,
             Move(TensorKind.A16, Tier.RAM, Tier.SSD, costs.to_ssd_bytes * self._plan.num_gpus),
             after=[copy],
-            returns=tuple(lease for lease in in_ram if lease.pool == "spilling"),
+            returns=tuple(
+                lease for lease in self._ram_leases(block, "out") if lease.pool == "spilling"
+            ),
             priority=(FOR_COMPUTE,),
         )
         return [copy, write]
 
     def _swap_in(self, block: BlockId, swapped: list[TaskId]) -> list[TaskId]:
         """Activations of a block (SSD ->) RAM -> GPU."""
-        costs, step = self._costs[block], self._writer.step
+        costs = self._costs[block]
         if not costs.swapped_bytes:
             return swapped
-        after, returns = swapped, list(self._ram_leases(block, "out"))
-        returns = [lease for lease in returns if lease.pool == "swapped"]
+        after = swapped
         if costs.to_ssd_bytes:
-            spilled = Lease("spilling", f"{block} in s{step}", self._spilled_bytes(block))
             read = self._writer.write(
                 Lane.SSD_READ,
                 block,
                 Move(TensorKind.A16, Tier.SSD, Tier.RAM, costs.to_ssd_bytes * self._plan.num_gpus),
                 after=after,
-                leases=(spilled,),
+                leases=tuple(
+                    lease for lease in self._ram_leases_in(block) if lease.pool == "spilling"
+                ),
                 priority=(FOR_COMPUTE,),
             )
             after = [*after, read]
-            returns.append(spilled)
+        # Of several micro-batches only the first comes ahead; the others when its place is free,
+        # so that RAM is needed until the last one has gone backward.
+        is_alone = self._plan.num_micro_batches == 1
         copy = self._writer.write(
             Lane.RAM_TO_GPU,
             block,
             Move(TensorKind.A16, Tier.RAM, Tier.GPU, costs.swapped_bytes * self._activation_copies),
             after=after,
             leases=(self._moving_lease(block, "in"),),
-            returns=tuple(returns),
+            returns=self._ram_leases_in(block) if is_alone else (),
             priority=(FOR_COMPUTE,),
         )
         return [copy]
@@ -334,6 +340,10 @@ class _StepBuilder:
 
     def _spilled_bytes(self, block: BlockId) -> int:
         return self._costs[block].to_ssd_bytes * self._plan.num_gpus
+
+    def _ram_leases_in(self, block: BlockId) -> tuple[Lease, ...]:
+        """RAM of swapped outputs on their way back: what stayed there, and what SSD gives."""
+        return self._ram_leases(block, "in")
 
     def _ram_leases(self, block: BlockId, way: str) -> tuple[Lease, ...]:
         costs, step = self._costs[block], self._writer.step
