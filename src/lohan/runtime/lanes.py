@@ -1,17 +1,20 @@
-"""Lanes that run tasks for real: a thread each, in listed order, each task after its dependencies.
+"""Lanes that run tasks for real: a thread each, the most urgent task that may run first.
 
-Owns threads, order, the first failure and its story. What a task does is the caller's action; when
-it may run is in its `after`. The `gpu` lane has no thread: the main thread drives it, because the
-model's own forward runs there (`drive`).
+Owns threads, the books of the pools, the first failure and its story. What a task does is the
+caller's action. The rule of choice is that of `simulate.clock`: a task may run when everything it
+comes after is done and every pool it leases from is at its turn and has room; pools grant in the
+order of submission, which is why nothing can hang (see `schedule.task`). The `gpu` lane has no
+thread: the main thread drives it, because the model's own forward runs there (`drive`).
 
 Note "Lane threads".
 Runs on: actions on the thread of their lane; `submit`, `drive`, `wait`, `close` on the caller's.
-May block: `drive` and `wait`, on tasks of other lanes; never on memory, a settled order proves it.
-Owns until: what a task leases belongs to its lane from the start of its action to its end.
+May block: `drive` and `wait`, on tasks of other lanes.
+Owns until: what a task leases belongs to it from the start of its action until a task returns it.
 The first exception of any action stops all lanes after the task each is at; it is what every
 waiting call raises, with the task's story attached. A stopped executor runs nothing any more.
 """
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from lohan.errors import ScheduleError
-from lohan.schedule.task import Move, Task
+from lohan.schedule.task import Lease, Move, Pool, Task
 from lohan.trace import Recorder
 from lohan.vocabulary import Lane, TaskId
 
@@ -36,16 +39,33 @@ class LaneExecutor:
         self,
         actions: Mapping[Lane, Action],
         *,
+        pools: Mapping[str, Pool] | None = None,
+        give_back: Callable[[Lease], None] | None = None,
         driven: Lane = Lane.GPU,
         recorder: Recorder | None = None,
+        on_finish: Callable[[Task, float, float], None] | None = None,
     ) -> None:
-        """`actions` has one entry per lane with a thread; `driven` is run by the caller."""
+        """`actions` has one entry per lane with a thread; `driven` is run by the caller.
+
+        `give_back` is told each lease a task returns, on its thread, before others may have the
+        room; `on_finish` each task that ended, with start and end.
+        """
         self._actions, self._driven = dict(actions), driven
         self._recorder = recorder if recorder is not None else Recorder(is_on=False)
+        self._give_back, self._on_finish = give_back, on_finish
         self._changed = threading.Condition()
-        self._queues: dict[Lane, deque[Task]] = {lane: deque() for lane in (*actions, driven)}
-        self._submitted: set[TaskId] = set()
-        self._done: set[TaskId] = set()
+        self._undone: dict[TaskId, Task] = {}
+        self._next_id = 0
+        self._num_waiting: dict[TaskId, int] = {}
+        self._followers: dict[TaskId, list[TaskId]] = {}
+        self._last_before: dict[TaskId, str] = {}
+        # Ready tasks that lease nothing, per lane; those that lease are found by their pools.
+        self._ready: dict[Lane, list[tuple[tuple[int, ...], TaskId]]] = {
+            lane: [] for lane in (*actions, driven)
+        }
+        self._driven_order: deque[TaskId] = deque()
+        self._free = {name: pool.capacity_bytes for name, pool in (pools or {}).items()}
+        self._lessees: dict[str, deque[TaskId]] = {name: deque() for name in self._free}
         self._failure: BaseException | None = None
         self._is_closing = False
         self._threads = [
@@ -69,51 +89,72 @@ class LaneExecutor:
     # What the caller does ----------------------------------------------------------------------
 
     def submit(self, tasks: Iterable[Task]) -> None:
-        """Append tasks to their lanes, in the given order.
+        """Add tasks, in an order in which they could run one by one; ids ascend over all calls.
 
         Raises:
-            ScheduleError: if a lane is unknown, an id was used before, or a task would come after
-                one that was never submitted; then none of the tasks is taken.
+            ScheduleError: if a lane or pool is unknown, an id was used before, or a task would come
+                after one that was never submitted; then none of the tasks is taken.
         """
         batch = list(tasks)
         with self._changed:
             self._raise_failure()
-            known = self._submitted | {task.id for task in batch}
-            if len(known) != len(self._submitted) + len(batch):
-                raise self._refused("a task id is used twice", batch[0])
+            self._check(batch)
             for task in batch:
-                if task.lane not in self._queues:
-                    raise self._refused(f"lane {task.lane} has no action", task)
-                if not known.issuperset(task.after):
-                    missing = sorted(set(task.after) - known)
-                    raise self._refused(f"it comes after {missing}, never submitted", task)
-            self._submitted = known
-            for task in batch:
-                self._queues[task.lane].append(task)
+                self._undone[task.id] = task
+                before = [one for one in task.after if one in self._undone]
+                self._num_waiting[task.id] = len(before)
+                for one in before:
+                    self._followers.setdefault(one, []).append(task.id)
+                for pool in dict.fromkeys(lease.pool for lease in task.leases):
+                    self._lessees[pool].append(task.id)
+                if task.lane is self._driven:
+                    self._driven_order.append(task.id)
+                elif not before and not task.leases:
+                    heapq.heappush(self._ready[task.lane], (task.priority, task.id))
+            self._next_id = batch[-1].id + 1 if batch else self._next_id
             self._changed.notify_all()
+
+    def _check(self, batch: list[Task]) -> None:
+        known, last = {task.id for task in batch}, self._next_id - 1
+        for task in batch:
+            if task.id <= last:
+                raise self._refused("its id was used before", task)
+            last = task.id
+            if task.lane not in self._ready:
+                raise self._refused(f"lane {task.lane} has no action", task)
+            missing = sorted(
+                before for before in task.after if before >= self._next_id and before not in known
+            )
+            if missing or any(before >= task.id for before in task.after):
+                raise self._refused(f"it comes after {missing or task.after}, never run", task)
+            unknown = {lease.pool for lease in task.leases} - self._free.keys()
+            if unknown:
+                raise self._refused(f"it leases from unknown pools {sorted(unknown)}", task)
 
     @contextmanager
     def drive(self, task: Task) -> Iterator[None]:
-        """Run a task of the driven lane as a with-block: wait for what it comes after, then work.
+        """Run a task of the driven lane as a with-block: wait until it may run, then work.
 
         Raises:
             ScheduleError: if another task is next on the driven lane.
             BaseException: the first failure of any lane.
         """
         with self._changed:
-            queue = self._queues[self._driven]
-            if not queue or queue[0].id != task.id:
-                expected = queue[0].name if queue else "nothing"
+            if not self._driven_order or self._driven_order[0] != task.id:
+                order = self._driven_order
+                expected = self._undone[order[0]].name if order else "nothing"
                 raise self._refused(f"{expected} is next on {self._driven}", task)
-            waited_for = self._await_turn(task)
-            queue.popleft()
+            self._changed.wait_for(lambda: self._may_run(task) or self._is_over())
+            self._raise_failure()
+            self._driven_order.popleft()
+            self._take(task)
         started = self._recorder.now()
         try:
             yield
         except BaseException as error:
             self._fail(error, task)
             raise
-        self._finish(task, started, waited_for)
+        self._finish(task, started)
 
     def wait(self, task: TaskId) -> None:
         """Wait until a task is done.
@@ -122,25 +163,29 @@ class LaneExecutor:
             BaseException: the first failure of any lane.
         """
         with self._changed:
-            self._changed.wait_for(lambda: task in self._done or self._is_over())
-            if task not in self._done:
+            self._changed.wait_for(lambda: task not in self._undone or self._is_over())
+            if task in self._undone:
                 self._raise_failure()
 
     def wait_all(self) -> None:
         """Wait until every submitted task is done. Raises the first failure of any lane."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: len(self._done) == len(self._submitted) or self._is_over()
-            )
-            if len(self._done) != len(self._submitted):
+            self._changed.wait_for(lambda: not self._undone or self._is_over())
+            if self._undone:
                 self._raise_failure()
 
-    def forget_before(self, task: TaskId) -> None:
-        """Drop the memory of finished tasks with smaller ids; nothing may come after them later."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether every submitted task is done."""
         with self._changed:
-            old = {known for known in self._done if known < task}
-            self._done -= old
-            self._submitted -= old
+            return not self._undone
+
+    def stop(self, error: BaseException) -> None:
+        """Stop all lanes because of an error that happened outside any task."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._changed.notify_all()
 
     def close(self, *, should_finish: bool = True) -> None:
         """Stop the lanes and join their threads; may be called twice.
@@ -160,58 +205,96 @@ class LaneExecutor:
     # What a lane does --------------------------------------------------------------------------
 
     def _run_lane(self, lane: Lane) -> None:
-        queue, action = self._queues[lane], self._actions[lane]
+        action = self._actions[lane]
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(queue) or self._is_over())
-                if self._is_over():
+                task = self._pick(lane)
+                while task is None and not self._is_over():
+                    self._changed.wait()
+                    task = self._pick(lane)
+                if task is None or self._is_over():
                     return
-                task = queue[0]
-                waited_for = self._await_turn(task, should_raise=False)
-                if self._is_over():
-                    return
-                queue.popleft()
+                self._take(task)
             started = self._recorder.now()
             try:
                 action(task)
+                self._finish(task, started)
             # Whatever an action raises, an interrupt included, must reach the main thread.
             except BaseException as error:
                 self._fail(error, task)
                 return
-            self._finish(task, started, waited_for)
 
     def _is_over(self) -> bool:
         return self._is_closing or self._failure is not None
 
-    def _await_turn(self, task: Task, *, should_raise: bool = True) -> str | None:
-        """Wait, with the lock held, for everything a task comes after; says what was last."""
-        waited_for = None
-        while not self._is_over():
-            missing = next((before for before in task.after if before not in self._done), None)
-            if missing is None:
-                break
-            waited_for = f"task {missing}"
-            self._changed.wait()
-        if should_raise:
-            self._raise_failure()
-        return waited_for
+    def _may_run(self, task: Task) -> bool:
+        return not self._num_waiting[task.id] and self._is_granted(task)
 
-    def _finish(self, task: Task, started: float, waited_for: str | None) -> None:
+    def _is_granted(self, task: Task) -> bool:
+        wanted: dict[str, int] = {}
+        for lease in task.leases:
+            wanted[lease.pool] = wanted.get(lease.pool, 0) + lease.nbytes
+        return all(
+            self._lessees[pool][0] == task.id and self._free[pool] >= nbytes
+            for pool, nbytes in wanted.items()
+        )
+
+    def _pick(self, lane: Lane) -> Task | None:
+        """With the lock held: the most urgent task of a lane that may run."""
+        ready = self._ready[lane]
+        best = self._undone[ready[0][1]] if ready else None
+        for lessees in self._lessees.values():
+            if not lessees:
+                continue
+            task = self._undone[lessees[0]]
+            is_better = best is None or (task.priority, task.id) < (best.priority, best.id)
+            if task.lane is lane and is_better and self._may_run(task):
+                best = task
+        return best
+
+    def _take(self, task: Task) -> None:
+        """With the lock held: a task starts."""
+        for pool in dict.fromkeys(lease.pool for lease in task.leases):
+            self._lessees[pool].popleft()
+        for lease in task.leases:
+            self._free[lease.pool] -= lease.nbytes
+        if task.leases:
+            # Its turn in the pools is over: the next in line may be another lane's.
+            self._changed.notify_all()
+        elif task.lane is not self._driven:
+            heapq.heappop(self._ready[task.lane])
+
+    def _finish(self, task: Task, started: float) -> None:
+        ended = self._recorder.now()
         action = task.action
         self._recorder.record(
             task.lane,
             task.name,
             started,
-            self._recorder.now(),
+            ended,
             kind=action.kind.value,
             task=task.id,
             block=task.block,
             nbytes=action.nbytes if isinstance(action, Move) else None,
-            waited_for=waited_for,
+            waited_for=self._last_before.pop(task.id, None),
             step=task.step,
         )
+        if self._on_finish is not None:
+            self._on_finish(task, started, ended)
+        if self._give_back is not None:
+            for lease in task.returns:
+                self._give_back(lease)
         with self._changed:
-            self._done.add(task.id)
+            for lease in task.returns:
+                self._free[lease.pool] += lease.nbytes
+            del self._undone[task.id], self._num_waiting[task.id]
+            for follower in self._followers.pop(task.id, ()):
+                self._num_waiting[follower] -= 1
+                if not self._num_waiting[follower]:
+                    one = self._undone[follower]
+                    self._last_before[follower] = f"task {task.id}"
+                    if not one.leases and one.lane is not self._driven:
+                        heapq.heappush(self._ready[one.lane], (one.priority, one.id))
             self._changed.notify_all()
 
     # Failure -----------------------------------------------------------------------------------
