@@ -10,6 +10,7 @@
         Corrupt           a checksum does not match
       ScheduleError       a schedule that cannot run: our own mistake, caught before the run
       CheckpointError     a checkpoint is missing, damaged or of another run
+      NonFiniteGradients  a step made infinities or NaNs; nothing was updated with them
 
 Every message has three parts: what happened with the numbers, why it is a problem, what to do.
 """
@@ -98,6 +99,10 @@ class ScheduleError(LohanError):
 
 class CheckpointError(LohanError):
     """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class NonFiniteGradients(LohanError):
+    """Gradients are infinite or NaN; they were not used."""
 
 
 def nearest_names(word: str, known: Iterable[str]) -> str:

@@ -261,9 +261,9 @@ def test_bytes_per_parameter_are_those_of_the_system(
     plan, machine = random_plan(seed, policy=policy, is_plain=True)
     trained = trained_parameters(plan.shape)
     kinds = plan.shape.blocks
-    # Frozen weights are only read; the embedding and the head are fetched once.
+    # Frozen weights are only read; a lookup and the head are fetched once.
     schedule = settled_schedule(plan, machine, num_steps=4)
-    fetches = [1 if block in (0, len(kinds) - 1) else 2 for block in range(len(kinds))]
+    fetches = [num_fetches(plan, block) for block in range(len(kinds))]
     expected_read = expected_written = 0
     for block, (kind, count) in enumerate(zip(kinds, trained, strict=True)):
         residents = plan.blocks[block].residents
@@ -285,6 +285,15 @@ def test_bytes_per_parameter_are_those_of_the_system(
     assert moved(schedule, Lane.SSD_WRITE, STATES) == expected_written
 
 
+def num_fetches(plan: Plan, block: int) -> int:
+    """How often a step brings a block's weights to the GPU."""
+    kind, last = plan.shape.blocks[block], len(plan.shape.blocks) - 1
+    is_lookup = block == 0 and not kind.backward_flops.at(
+        plan.batch_per_gpu, plan.workload.sequence
+    )
+    return 1 if is_lookup or block == last else 2
+
+
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("policy", ["lohan", "lohan+", "zero-infinity"])
 def test_copies_between_gpu_and_ram_are_weights_gradients_and_activations(
@@ -294,12 +303,11 @@ def test_copies_between_gpu_and_ram_are_weights_gradients_and_activations(
     schedule = settled_schedule(plan, machine, num_steps=4)
     copies = plan.num_gpus if plan.system.rates.shares_host_link else 1
     weight_copies = 1 if plan.system.rates.partitions_over_gpus else copies
-    last = len(plan.shape.blocks) - 1
     weights = gradients = 0
     for block, kind in enumerate(plan.shape.blocks):
         shared = sum(count for _, other, count in plan.shape.tied if other == block)
         shared_trained = sum(n for _, other, n in tied_trained(plan.shape) if other == block)
-        fetches = 1 if block in (0, last) else 2
+        fetches = num_fetches(plan, block)
         weights += 2 * fetches * (kind.num_parameters + shared) * weight_copies
         trained = kind.num_parameters - kind.num_frozen_parameters
         gradients += 2 * (trained + shared_trained) * weight_copies

@@ -101,6 +101,7 @@ class ParameterSet:
         self.parameters = dict(parameters)
         self.layout = layout or ParameterLayout.pack(self.parameters)
         self._flat: torch.Tensor | None = None
+        self._bound = self.layout
         self._nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self._check_layout()
 
@@ -133,21 +134,35 @@ class ParameterSet:
             )
         return self._flat
 
+    @property
+    def bound_bytes(self) -> int:
+        """Bytes of the buffer the parameters are in."""
+        return self._bound.num_bytes
+
     def gather(self, flat: torch.Tensor) -> None:
         """Copy the parameters' present values into `flat`: how a model with data is taken in."""
         as_bytes = bytes_of(flat, self.layout.num_bytes, self.name)
         for slot in self.layout.slots:
             slot.view(as_bytes).copy_(self.parameters[slot.name].detach())
 
-    def bind(self, flat: torch.Tensor) -> None:
+    def bind(self, flat: torch.Tensor, layout: ParameterLayout | None = None) -> None:
         """Put the parameters in place: from now on they are views into `flat`.
+
+        Args:
+            layout: places in `flat` where they differ from the set's own; parameters it does not
+                name stay away (a segment that borrows one weight needs no others).
 
         Owns until: `flat` belongs to this set until `release`. Binding again moves them.
         """
-        as_bytes = bytes_of(flat, self.layout.num_bytes, self.name)
-        for slot in self.layout.slots:
+        self._bound = layout or self.layout
+        as_bytes = bytes_of(flat, self._bound.num_bytes, self.name)
+        for slot in self._bound.slots:
             self._set(slot.name, slot.view(as_bytes))
         self._flat = as_bytes
+
+    def has(self, name: str) -> bool:
+        """Whether one parameter is in place."""
+        return self._flat is not None and any(slot.name == name for slot in self._bound.slots)
 
     def release(self) -> None:
         """Take the parameters out of the buffer; they keep their shapes. May be called twice."""
@@ -199,7 +214,7 @@ class Weights:
         for own in self._sets:
             if own.parameters and own.is_bound and storage_key(own.flat) == storage:
                 start_bytes = own.flat.storage_offset()
-                if start_bytes <= offset_bytes < start_bytes + own.layout.num_bytes:
+                if start_bytes <= offset_bytes < start_bytes + own.bound_bytes:
                     return own
         return None
 

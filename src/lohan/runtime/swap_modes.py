@@ -28,7 +28,10 @@ from lohan.runtime.randomness import Generators
 from lohan.vocabulary import BlockId
 
 ENTRY_ORDINAL = -1
-"""Stands in an `ActivationKey` for a tensor that entered the block; `output` then counts them."""
+"""Stands in an `ActivationKey` for a tensor with a gradient that entered the block; `output` then
+counts what entered."""
+SIDE_ORDINAL = -2
+"""The same for a tensor without a gradient, which later blocks may ask for too."""
 
 
 class ActivationKey(NamedTuple):
@@ -55,6 +58,10 @@ class ActivationStore(Protocol):
 
         Content that its block changes in place later on may be changed in what is given.
         """
+
+    def share(self, key: ActivationKey, tensor: torch.Tensor) -> None:
+        """A later block needs this tensor, which was put, too: it will be asked for earlier than
+        the other tensors of its block."""
 
     def drop(self, key: ActivationKey) -> None:
         """Forget the tensor, which may be changed from now on. Every key put is dropped once:
@@ -84,6 +91,9 @@ class KeepStore:
         """The tensor itself."""
         return self._tensors[key]
 
+    def share(self, key: ActivationKey, tensor: torch.Tensor) -> None:
+        """Nothing to do: it is here all the time."""
+
     def drop(self, key: ActivationKey) -> None:
         """Let go of the tensor."""
         del self._tensors[key]
@@ -98,12 +108,15 @@ class BlockChoices:
         skipped: ordinals whose values no backward operator reads; the re-run makes an
             uninitialised tensor in their place.
         names: for some ordinals the operator expected there (`addmm`), to be checked.
+        is_binding: whether a block with other operators is refused; if not, all of it is
+            recomputed (its record then says `is_other`).
         should_poison: fill skipped outputs with NaN, to prove that nothing reads them.
     """
 
     stored: frozenset[int] = frozenset()
     skipped: frozenset[int] = frozenset()
     names: Mapping[int, str] = field(default_factory=dict)
+    is_binding: bool = True
     should_poison: bool = False
 
     def __post_init__(self) -> None:
@@ -155,6 +168,8 @@ class ForwardRecord:
     """Operators by ordinal: the re-run must dispatch the same ones."""
     noted: dict[int, _Noted] = field(default_factory=dict)
     keys: list[ActivationKey] = field(default_factory=list)
+    is_other: bool = False
+    """Operators are not those the choices were made for; everything is recomputed."""
 
 
 def changed_in_place(
@@ -221,9 +236,29 @@ class CaptureMode(TorchDispatchMode):
         for tensor in changed_in_place(func, args, kwargs):
             self._copy_shared(storage_key(tensor))
         result = func(*args, **kwargs)
+        if self.record.is_other or not self._is_as_expected(ordinal, func):
+            return result
         if ordinal in self._choices.stored or ordinal in self._choices.skipped:
             self._note(ordinal, func, args, kwargs, result)
         return result
+
+    def _is_as_expected(self, ordinal: int, func: Any) -> bool:
+        expected = self._choices.names.get(ordinal)
+        if expected is None or expected == func._overloadpacket.__name__:
+            return True
+        self._refuse(
+            f"operator {ordinal} of block {self._block} is {func} and {expected} was expected",
+            "the choices were made for another block, model or library version",
+            "trace the model again and plan anew",
+        )
+        return False
+
+    def _refuse(self, what: str, why: str, remedy: str) -> None:
+        """Choices that do not fit the block: an error, or all of it is recomputed."""
+        if self._choices.is_binding:
+            raise ConfigError(what, why=why, remedy=remedy)
+        self.record.is_other = True
+        self.record.noted.clear()
 
     def _copy_shared(self, memory: int) -> None:
         for key, tensor in self._shared.pop(memory, ()):
@@ -234,20 +269,14 @@ class CaptureMode(TorchDispatchMode):
     def _note(
         self, ordinal: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
     ) -> None:
-        expected = self._choices.names.get(ordinal)
-        if expected is not None and expected != func._overloadpacket.__name__:
-            raise ConfigError(
-                f"operator {ordinal} of block {self._block} is {func} and {expected} was expected",
-                why="the choices were made for another block, model or library version",
-                remedy="trace the model again and plan anew",
-            )
         reason = reason_not_to_store(func, args, kwargs, result)
         if reason is not None:
-            raise ConfigError(
+            self._refuse(
                 f"operator {ordinal} ({func}) of block {self._block} cannot be stored or skipped",
-                why=reason,
-                remedy="leave it out of the choices; it is recomputed",
+                reason,
+                "leave it out of the choices; it is recomputed",
             )
+            return
         if func._schema.is_mutable:
             # The memory may be older than the block (a buffer) and outlive it.
             self._changed_later.add(ordinal)
@@ -282,12 +311,12 @@ class CaptureMode(TorchDispatchMode):
     def finish(self) -> ForwardRecord:
         """Check that every chosen operator was there, and let go of the stored tensors."""
         missing = (self._choices.stored | self._choices.skipped) - self.record.noted.keys()
-        if missing:
-            raise ConfigError(
+        if missing and not self.record.is_other:
+            self._refuse(
                 f"block {self._block} has {len(self.record.names)} operators, and the choices "
                 f"name {sorted(missing)}",
-                why="the choices were made for another block, model or library version",
-                remedy="trace the model again and plan anew",
+                "the choices were made for another block, model or library version",
+                "trace the model again and plan anew",
             )
         self._shared.clear()
         return self.record

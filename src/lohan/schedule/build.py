@@ -160,7 +160,8 @@ class _StepBuilder:
             is_head = block == self._head
             is_first = block == self._blocks[0] and not is_head
             # Gradients of a lookup need no weights.
-            weights = [] if is_first or is_head else self._fetch_weights(block, "backward")
+            is_lookup = is_first and not costs.backward_flops
+            weights = [] if is_lookup or is_head else self._fetch_weights(block, "backward")
             fetched = self._swap_in(block, swapped[block])
             after = [*weights, *fetched, previous]
             if costs.recompute_flops and not is_head and not is_first:
@@ -172,7 +173,7 @@ class _StepBuilder:
                 )
                 after = [previous]
             returned = self._activation_returns(block)
-            if not is_first:
+            if not is_lookup:
                 returned += self._weight_lease(block, "forward" if is_head else "backward")
             previous = self._writer.write(
                 Lane.GPU,

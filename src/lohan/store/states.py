@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lohan.errors import StorageError
-from lohan.ssd import Operation, Priority, StripedTicket
+from lohan.ssd import Buffer, Operation, Priority, StripedTicket
 from lohan.store.counters import StoreCounters
 from lohan.store.initial import fill_states, verify_fill
 from lohan.store.layout import ByteRange, Part
@@ -95,6 +95,10 @@ class StateStore:
     def is_resident(self, block: BlockId, part: Part) -> bool:
         """Whether a part lives in RAM."""
         return self._residents.find(block, part) is not None
+
+    def resident_buffer(self, block: BlockId, part: Part) -> Buffer | None:
+        """The store's own memory of a part that lives in RAM, to be read and updated in place."""
+        return self._residents.find(block, part)
 
     def dtype_of(self, part: Part) -> torch.dtype:
         """Of the elements of a part."""

@@ -32,6 +32,7 @@ from lohan.runtime.segments.cuts import (
 )
 from lohan.runtime.swap_modes import (
     ENTRY_ORDINAL,
+    SIDE_ORDINAL,
     ActivationKey,
     ActivationStore,
     BlockChoices,
@@ -293,9 +294,13 @@ class BlockRunner:
                 key = keys.find(leaf)
                 is_owner = key is None
                 if key is None:
-                    key = ActivationKey(micro_batch, self.block, ENTRY_ORDINAL, len(here))
+                    # What has no gradient (masks, positions) enters every block and stays.
+                    ordinal = ENTRY_ORDINAL if leaf.requires_grad else SIDE_ORDINAL
+                    key = ActivationKey(micro_batch, self.block, ordinal, len(here))
                     self._store.put(key, leaf.detach())
                     keys.note(leaf, key)
+                elif key.block != self.block:
+                    self._store.share(key, leaf.detach())
                 edge = edge_of(leaf) if leaf.requires_grad else None
                 here[id(leaf)] = _Entry(key=key, is_owner=is_owner, edge=edge)
             noted.append(here[id(leaf)])

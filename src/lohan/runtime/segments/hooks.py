@@ -27,7 +27,7 @@ class SegmentHooks(Protocol):
     """What the driver calls on the main thread around the work of a segment."""
 
     def before(self, segment: BlockId, phase: Phase) -> None:
-        """Weights of every segment in `Segment.needs` must be bound when this returns."""
+        """Every parameter in `Segment.used` must be in place when this returns."""
 
     def after(self, segment: BlockId, phase: Phase, gradients: SegmentGradients | None) -> None:
         """Weights may leave. After backward (or the turn) the segment's gradients are complete,

@@ -28,6 +28,10 @@ class LiveKeys:
         """Pass on."""
         return self._store.get(key)
 
+    def share(self, key: ActivationKey, tensor: torch.Tensor) -> None:
+        """Pass on."""
+        self._store.share(key, tensor)
+
     def drop(self, key: ActivationKey) -> None:
         """Pass on."""
         del self._live[key]

@@ -149,12 +149,13 @@ class Passes:
                 visit.forget_inputs(f"block {self._segments[segment].name}")
 
     def _check_in_place(self, segment: Segment) -> None:
-        for needed in segment.needs:
-            if not self._sets[needed].is_bound:
+        borrowed = [(self._sets[owner], name) for name, owner in segment.borrowed]
+        own = [(self._sets[segment.id], name) for name in segment.parameters]
+        for parameters, name in (*own, *borrowed):
+            if not parameters.has(name):
                 raise ScheduleError(
-                    f"segment {segment.name} is to run and the weights of "
-                    f"{self._segments[needed].name} are not in place",
-                    why="`before` must bind the weights of every segment in `Segment.needs`",
+                    f"segment {segment.name} is to run and {name} is not in place",
+                    why="`before` must bind every parameter a segment uses",
                     remedy="bind them there",
                 )
 
@@ -212,7 +213,10 @@ class Passes:
     def _visit_backward(self, segment: Segment) -> None:
         assert self._sums is not None
         self._hooks.before(segment.id, Phase.BACKWARD)
-        self._check_in_place(segment)
+        if segment.kind is SegmentKind.BLOCK:
+            # A rest goes backward through the graph of its forward, which may need no weights (a
+            # lookup does not); where it does, `weights_by_place` finds them or says so.
+            self._check_in_place(segment)
         for micro_batch in self._micro_batches:
             with _told(f"in {segment.name}, backward of micro-batch {micro_batch.index}"):
                 if segment.kind is SegmentKind.BLOCK:

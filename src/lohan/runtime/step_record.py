@@ -1,0 +1,147 @@
+"""What one optimizer step needs to know while it is under way, and what it finds out.
+
+Made by the engine when a step begins, filled in by lanes (gradients, norm), read by updates, which
+may run during the next step. Owns no memory but the leaf sums of the norm.
+"""
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from lohan.errors import NonFiniteGradients
+from lohan.optimizer import AdamWSettings, UpdateRange, combine_leaf_sums
+from lohan.optimizer.torch_optimizer import GroupRates, clip_scale
+from lohan.store import StateLayout
+from lohan.vocabulary import BlockId
+
+
+class NonFinitePolicy(StrEnum):
+    """What happens when gradients contain infinities or NaNs."""
+
+    STOP = "stop"
+    """The step fails with an error that names the block; the last seal is intact."""
+    SKIP = "skip"
+    """Weights and states stay exactly as they are, and training goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRates:
+    """How one tensor is updated in a step."""
+
+    name: str
+    begin: int
+    end: int
+    """Positions, padding behind it included: zeros that an update leaves zero."""
+    group: int
+    step: int
+    """Updates it has had, this one included."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """One step. Lanes fill in different blocks; the norm task sees all of them."""
+
+    number: int
+    """Counts from 1."""
+    rates: Sequence[GroupRates]
+    tensors: Mapping[BlockId, Sequence[TensorRates]]
+    max_grad_norm: float | None
+    waits_for_norm: bool
+    policy: NonFinitePolicy
+    loss_scale: float | None = None
+    leaf_sums: dict[BlockId, npt.NDArray[np.float64]] = field(default_factory=dict)
+    num_nonfinite: dict[BlockId, int] = field(default_factory=dict)
+    missing: dict[BlockId, frozenset[str]] = field(default_factory=dict)
+    is_skipped: bool = False
+    grad_norm: float | None = None
+    grad_scale: float = 1.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add_sums(
+        self, block: BlockId, leaf_sums: npt.NDArray[np.float64], first: int, num_nonfinite: int
+    ) -> None:
+        """Leaf sums of a piece of a block's gradient, from leaf `first` on."""
+        with self.lock:
+            self.leaf_sums[block][first : first + len(leaf_sums)] = leaf_sums
+            self.num_nonfinite[block] = self.num_nonfinite.get(block, 0) + num_nonfinite
+
+    def finish_norm(self, names: Mapping[BlockId, str]) -> None:
+        """Every gradient is there: the norm, and what gradients are multiplied by.
+
+        Raises:
+            NonFiniteGradients: some are infinite or NaN, and the policy is to stop.
+        """
+        sums = [self.leaf_sums[block] for block in sorted(self.leaf_sums)]
+        total = combine_leaf_sums(np.concatenate(sums)) if sums else 0.0
+        inverse = 1.0 / (self.loss_scale or 1.0)
+        self.grad_norm = math.sqrt(total) * inverse if total >= 0 else math.nan
+        bad = {block: count for block, count in self.num_nonfinite.items() if count}
+        if bad or not math.isfinite(self.grad_norm):
+            is_overflow = self.loss_scale is not None
+            if self.policy is NonFinitePolicy.STOP and not is_overflow:
+                raise nonfinite_error(self.number, bad, names)
+            self.is_skipped = True
+            return
+        self.grad_scale = inverse * clip_scale(self.grad_norm, self.max_grad_norm)
+
+    def calls(
+        self, block: BlockId, begin: int, end: int
+    ) -> list[tuple[AdamWSettings, int, list[UpdateRange]]]:
+        """Kernel calls that update positions [begin, end) of a block: settings, step, ranges."""
+        missing = self.missing.get(block, frozenset())
+        grouped: dict[tuple[object, int], tuple[AdamWSettings, int, list[UpdateRange]]] = {}
+        for tensor in self.tensors[block]:
+            first, last = max(tensor.begin, begin), min(tensor.end, end)
+            if first >= last or tensor.name in missing:
+                continue
+            settings = self.rates[tensor.group].settings
+            # Rates go with ranges; a call has one pair of betas, one eps and one step.
+            key = ((settings.beta1, settings.beta2, settings.eps), tensor.step)
+            _, _, ranges = grouped.setdefault(key, (settings, tensor.step, []))
+            ranges.append(self.rates[tensor.group].range(first - begin, last - begin))
+        return list(grouped.values())
+
+
+def nonfinite_error(
+    step: int, bad: Mapping[BlockId, int], names: Mapping[BlockId, str]
+) -> NonFiniteGradients:
+    """The error for gradients that are not finite."""
+    # Backward goes from the last block to the first: the last one named is where it began.
+    blocks = sorted(bad)
+    where = f"block {names[blocks[-1]]}" if blocks else "the sum of all squares"
+    others = f" and in {len(blocks) - 1} earlier blocks" if len(blocks) > 1 else ""
+    count = bad[blocks[-1]] if blocks else 0
+    return NonFiniteGradients(
+        f"in step {step} {count} gradients of {where} are infinite or NaN{others}",
+        why="an update with them would spoil every weight they reach",
+        remedy="look at the batch and the learning rate of this step, lower the learning rate, or "
+        'set nonfinite="skip" to leave such steps out; the last seal is intact',
+    )
+
+
+def tensor_rates(
+    layout: StateLayout,
+    group_of: Mapping[str, int],
+    steps: Mapping[str, int],
+) -> dict[BlockId, list[TensorRates]]:
+    """Rates of every trainable tensor; `steps` counts this update for each."""
+    found: dict[BlockId, list[TensorRates]] = {}
+    for number, block in enumerate(layout.blocks):
+        places = [place for place in block.places if place.entry.is_trainable]
+        ends = [place.begin for place in places[1:]] + [block.num_trainable]
+        found[BlockId(number)] = [
+            TensorRates(
+                name=place.entry.name,
+                begin=place.begin,
+                end=end,
+                group=group_of[place.entry.name],
+                step=steps[place.entry.name],
+            )
+            for place, end in zip(places, ends, strict=True)
+        ]
+    return found
