@@ -65,6 +65,30 @@ def trace_shape(
     )
 
 
+def shape_at(
+    traceable: TraceableModel, make_inputs: MakeInputs, point: Point, *, name: str
+) -> tuple[ModelShape, list[Stretch]]:
+    """Trace at one batch and sequence length only.
+
+    Exact there, and in proportion to the batch elsewhere: for a run whose sizes are known, whatever
+    the model makes of them. Also returns the blocks as they were met.
+
+    Raises:
+        ConfigError: if it cannot be traced.
+    """
+    run = traceable.run(make_inputs, point)
+    shape = _merge(
+        traceable.model,
+        [point],
+        [run],
+        name=name,
+        dtype_bytes=traceable.dtype.itemsize,
+        is_sequence_fixed=False,
+        nominal_parameters=None,
+    )
+    return shape, run
+
+
 def _merge(
     model: nn.Module,
     points: list[Point],

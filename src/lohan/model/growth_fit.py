@@ -36,9 +36,12 @@ def fit(points: Sequence[Point], values: Sequence[int]) -> Growth | None:
     """Return the growth that gives these values, exactly, or None if there is none.
 
     Args:
-        points: as `points_for` returned them.
+        points: as `points_for` returned them, or one point.
         values: the quantity at each of them.
     """
+    if len(points) == 1:
+        # Known at one point only: in proportion to the batch.
+        return Growth(per_sequence=_number(Fraction(values[0], points[0][0])))
     lengths = [points[place][1] for place in range(0, len(points) - 1, 2)]
     slopes, shared = [], []
     for place in range(0, len(points) - 1, 2):

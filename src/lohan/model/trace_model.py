@@ -31,6 +31,13 @@ from lohan.model.trace_ops import Recorder, Segment, storage_key, tensor_bytes, 
 MakeInputs = Callable[[int, int], dict[str, Any]]
 """Makes the keyword arguments of `forward` for a batch and a sequence length."""
 
+Call = Callable[[nn.Module, dict[str, Any]], Any]
+"""Runs a model on inputs; returns its loss, or an output that has one."""
+
+
+def _plain_call(model: nn.Module, inputs: dict[str, Any]) -> Any:
+    return model(**inputs)
+
 
 @dataclass(slots=True, eq=False)
 class Stretch:
@@ -77,6 +84,7 @@ class TraceableModel:
         dtype: of compute weights and activations.
         device: whose operators to trace.
         should_assume_flash: take attention for fused even where the device would not (dropout).
+        call: how to run it; as `model(**inputs)` unless told.
 
     Raises:
         ConfigError: if it has no blocks.
@@ -89,11 +97,13 @@ class TraceableModel:
         dtype: torch.dtype,
         device: torch.device,
         should_assume_flash: bool,
+        call: Call | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.dtype = model, dtype
         self.blocks = find_blocks(model)
         self.structures = {block.name: structure_of(block) for block in self.blocks}
         self._should_assume_flash = should_assume_flash
+        self.call = call if call is not None else _plain_call
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         firsts: dict[object, nn.Module] = {}
         alike: dict[int, nn.Module] = {}
@@ -120,9 +130,11 @@ class TraceableModel:
                 tracer.recorder.keep_saved, lambda tensor: tensor
             )
             fused = _FlashAttention() if self._should_assume_flash else nullcontext()
-            with _explained(self.model, tracer), _quiet(), _as_if_real(), torch.enable_grad():
+            # A mask's values are not known here: then it is built in full, as for a real one.
+            as_if_real = nullcontext() if "attention_mask" in inputs else _as_if_real()
+            with _explained(self.model, tracer), _quiet(), as_if_real, torch.enable_grad():
                 with fused, hooks, tracer.recorder:
-                    result = self.skeleton.module(**inputs)
+                    result = self.call(self.skeleton.module, inputs)
                 with tracer.recorder:
                     tracer.finish(result)
             self.skeleton.module.zero_grad(set_to_none=True)

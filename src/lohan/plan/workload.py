@@ -18,9 +18,14 @@ class Workload:
     batch: int
     sequence: int
     clips_gradients: bool = False
+    num_micro_batches: int | None = None
+    """Parts in which the batch comes; None: as many as the plan finds best."""
 
     def __post_init__(self) -> None:
-        for name, value in (("batch", self.batch), ("sequence", self.sequence)):
+        counts = [("batch", self.batch), ("sequence", self.sequence)]
+        if self.num_micro_batches is not None:
+            counts.append(("num_micro_batches", self.num_micro_batches))
+        for name, value in counts:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(
                     f"{name} is {value!r}",

@@ -5,6 +5,7 @@ read. Where a device computes from main memory, the buffer is handed over. Calle
 thread leases the buffer a backward pass fills.
 """
 
+import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class GradientMoves:
 
     def _pieces(self, block: BlockId) -> list[tuple[int, int]]:
         cuts = position_cuts(self._layout.block(block).num_trainable, self._num_pieces[block])
-        return list(zip(cuts, cuts[1:], strict=False))
+        return list(itertools.pairwise(cuts))
 
     def _tensor(self, buffer: Buffer, begin: int, end: int) -> torch.Tensor:
         return over(buffer, 2 * (end - begin), 2 * begin).view(self._dtype)

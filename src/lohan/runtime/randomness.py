@@ -136,6 +136,14 @@ class DrawLedger:
         if len(noted) == len(draws):
             self._known[signature] = noted
 
+    def knows(self, signature: Hashable) -> bool:
+        """Whether the draws of such a batch were learned."""
+        return signature in self._known
+
+    def draws(self, signature: Hashable) -> bool:
+        """Whether such a batch draws anything, or cannot be predicted."""
+        return self._known.get(signature) != ()
+
     def forget(self, signature: Hashable) -> None:
         """Predictions for this shape turned out wrong."""
         self._known.pop(signature, None)

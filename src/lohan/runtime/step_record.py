@@ -19,6 +19,9 @@ from lohan.optimizer.torch_optimizer import GroupRates, clip_scale
 from lohan.store import StateLayout
 from lohan.vocabulary import BlockId
 
+KernelCall = tuple[AdamWSettings, int, list[UpdateRange]]
+"""Settings, the step for bias correction, and ranges with their rates."""
+
 
 class NonFinitePolicy(StrEnum):
     """What happens when gradients contain infinities or NaNs."""
@@ -89,12 +92,10 @@ class StepRecord:
             return
         self.grad_scale = inverse * clip_scale(self.grad_norm, self.max_grad_norm)
 
-    def calls(
-        self, block: BlockId, begin: int, end: int
-    ) -> list[tuple[AdamWSettings, int, list[UpdateRange]]]:
-        """Kernel calls that update positions [begin, end) of a block: settings, step, ranges."""
+    def calls(self, block: BlockId, begin: int, end: int) -> list[KernelCall]:
+        """Kernel calls that update positions [begin, end) of a block."""
         missing = self.missing.get(block, frozenset())
-        grouped: dict[tuple[object, int], tuple[AdamWSettings, int, list[UpdateRange]]] = {}
+        grouped: dict[tuple[object, int], KernelCall] = {}
         for tensor in self.tensors[block]:
             first, last = max(tensor.begin, begin), min(tensor.end, end)
             if first >= last or tensor.name in missing:

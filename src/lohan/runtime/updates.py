@@ -7,7 +7,7 @@ read, cpu and write lanes.
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from lohan.optimizer import PlainState, SplitState, convert, update_plain, update_split
 from lohan.runtime.gradient_moves import GradientMoves
 from lohan.runtime.memory import LeaseBook
-from lohan.runtime.step_record import StepRecord
+from lohan.runtime.step_record import KernelCall, StepRecord
 from lohan.runtime.weight_map import position_cuts
 from lohan.runtime.weight_moves import WeightMoves, over, part_of, wait_for
 from lohan.schedule.task import Lease, Task
@@ -189,7 +189,7 @@ class Updates:
         number: int,
         record: StepRecord,
         arrays: Mapping[Part, torch.Tensor],
-        calls: list[tuple[object, int, list[object]]] | list,  # type: ignore[type-arg]
+        calls: Sequence[KernelCall],
         flight: _InFlight | None,
     ) -> None:
         begin, end = self._range(block, number)
@@ -283,9 +283,7 @@ class Updates:
         return any(not self._store.is_resident(block, part) for part in parts)
 
     def _range(self, block: BlockId, number: int) -> tuple[int, int]:
-        cuts = position_cuts(
-            self._store.layout.block(block).num_trainable, self._num_pieces[block]
-        )
+        cuts = position_cuts(self._store.layout.block(block).num_trainable, self._num_pieces[block])
         return cuts[number], cuts[number + 1]
 
 

@@ -202,6 +202,10 @@ class WeightMoves:
 
     # Binding -----------------------------------------------------------------------------------
 
+    def is_in_flight(self, block: BlockId, pass_name: str, step: int) -> bool:
+        """Whether a segment's weights have come (those of a lookup do not, for its backward)."""
+        return (block, pass_name, step) in self._in_flight
+
     def bind(self, block: BlockId, pass_name: str, step: int) -> None:
         """Put a segment's weights in place. Runs on: the main thread."""
         weights = self._weights[block]

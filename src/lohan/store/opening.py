@@ -105,6 +105,7 @@ def open_states(
     resident_parts: ResidentParts | None = None,
     ram_budget_bytes: int | None = None,
     scratch_bytes: int = SCRATCH_BYTES,
+    should_verify: bool = True,
     should_verify_reads: bool = True,
 ) -> StateStore:
     """Take over the last seal of a run, after comparing every byte of it with its checksum.
@@ -114,6 +115,7 @@ def open_states(
 
     Args:
         layout: that of the model at hand, to be compared with the saved one.
+        should_verify: False where the same process has just written or verified the seal.
 
     Raises:
         CheckpointError: there is no seal, or not of this run, model or format.
@@ -145,7 +147,7 @@ def open_states(
             run, slot_count=manifest.slot_count, store_key=manifest.store_key, last=manifest
         )
         slots = _books(manifest.layout, manifest.slot_count, manifest)
-        _take_over(file, residents, slots, manifest)
+        _take_over(file, residents, slots, manifest, should_verify=should_verify)
         if found.remarks:
             # Before any slot an older copy points at is written.
             seals.write_again()
@@ -176,6 +178,8 @@ def _take_over(
     residents: Residents,
     slots: dict[BlockId, BlockSlots],
     manifest: Manifest,
+    *,
+    should_verify: bool,
 ) -> None:
     try:
         on_ssd = [
@@ -183,7 +187,8 @@ def _take_over(
             for block, slot, part in manifest.sealed_homes()
             if residents.find(block, part) is None
         ]
-        verify_homes(file, residents, on_ssd)
+        if should_verify:
+            verify_homes(file, residents, on_ssd)
         load_residents(file, residents, slots)
     except Corrupt as error:
         if manifest.slot_count is SlotCount.ONE:

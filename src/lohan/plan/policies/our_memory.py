@@ -64,12 +64,20 @@ def _divisors(number: int) -> list[int]:
 
 
 def minimum_micro_batches(
-    system: System, machine: Machine, shape: ModelShape, batch: int, sequence: int
+    system: System,
+    machine: Machine,
+    shape: ModelShape,
+    batch: int,
+    sequence: int,
+    given: int | None = None,
 ) -> tuple[int, System]:
-    """Fewest micro-batches whose blocks fit on the GPU, with as many buffers as that leaves."""
+    """Fewest micro-batches whose blocks fit on the GPU, with as many buffers as that leaves.
+
+    `given`: so many, whether they fit or not.
+    """
     budget = int(machine.gpu.memory_bytes * GPU_SHARE)
     sparest = replace(system, num_weight_slots=1, num_gradient_slots=1)
-    counts = _divisors(batch)
+    counts = _divisors(batch) if given is None else [given]
     for num_micro_batches in counts:
         for weight_slots, gradient_slots in ((2, 2), (2, 1), (1, 1)):
             candidate = replace(

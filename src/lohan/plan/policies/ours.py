@@ -65,7 +65,12 @@ class _Planner:
 
     def plan(self) -> Plan:
         num_micro_batches, system = minimum_micro_batches(
-            OURS, self.machine, self.shape, self.search.batch, self.workload.sequence
+            OURS,
+            self.machine,
+            self.shape,
+            self.search.batch,
+            self.workload.sequence,
+            self.workload.num_micro_batches,
         )
         memory = OurMemory(
             system=system,

@@ -32,7 +32,7 @@ def plan_published(system: System, machine: Machine, shape: ModelShape, workload
         workload=workload,
         num_gpus=machine.num_gpus,
         shape=shape,
-        num_micro_batches=1,
+        num_micro_batches=workload.num_micro_batches or 1,
         blocks=tuple(blocks),
         ledger=recipe.ledger(blocks),
     )

@@ -6,7 +6,7 @@ are is up to `SegmentHooks`. Called by the engine, on the main thread.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class SegmentedModel:
         self._weights = Weights(self._sets.values())
         self._generators = Generators([self._device])
         self._ledger = DrawLedger()
+        self._draws: bool | None = None
         self._store = LiveKeys(store if store is not None else KeepStore())
         named = dict(model.named_parameters())
         self._runners = {
@@ -112,6 +113,38 @@ class SegmentedModel:
         """Losses only: the same forward without gradients. Raises as `step` does."""
         return self._run(micro_batches, loss_fn, {}, order, has_gradients=False)
 
+    def unknown_batches(self, micro_batches: Sequence[Any]) -> list[Any]:
+        """Batches whose random numbers must be counted before they can go layer by layer with
+        others: one of each shape not seen before, once a model was found to draw any."""
+        if len(micro_batches) == 1 or not self.model.training or self._draws is False:
+            return []
+        found: dict[Hashable, Any] = {}
+        for batch in micro_batches:
+            signature = self._signature(batch, has_gradients=True)
+            if not self._ledger.knows(signature):
+                found.setdefault(signature, batch)
+        return list(found.values())[: None if self._draws else 1]
+
+    def learn_draws(self, batch: Any, loss_fn: LossFunction | None = None) -> None:
+        """Run a batch forward only to count the random numbers it draws; leaves the generators as
+        they were."""
+        before = self._generators.state()
+        self._run(
+            [batch],
+            loss_fn,
+            {},
+            ForwardOrder.MICRO_BATCH_MAJOR,
+            has_gradients=False,
+            is_for_training=True,
+        )
+        self._generators.set_state(before)
+        self._draws = self._draws or self._ledger.draws(self._signature(batch, has_gradients=True))
+
+    def _signature(self, batch: Any, *, has_gradients: bool) -> Hashable:
+        return signature_of(
+            batch, self.model.training, has_gradients, torch.is_autocast_enabled("cpu")
+        )
+
     def _run(
         self,
         batches: Sequence[Any],
@@ -120,6 +153,7 @@ class SegmentedModel:
         order: ForwardOrder,
         *,
         has_gradients: bool,
+        is_for_training: bool = False,
     ) -> list[torch.Tensor]:
         if not batches:
             raise ConfigError(
@@ -138,8 +172,10 @@ class SegmentedModel:
             sums=GradientSums(self._sets, self._hooks.gradient_buffer) if has_gradients else None,
             with_backward=self.segments.with_backward(self.model),
         )
-        more = (self.model.training, has_gradients, torch.is_autocast_enabled("cpu"))
-        signatures = [signature_of(batch, *more) for batch in batches]
+        signatures = [
+            self._signature(batch, has_gradients=has_gradients or is_for_training)
+            for batch in batches
+        ]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._tidy(micro_batches))
             stack.enter_context(memory_features_off(self.model))

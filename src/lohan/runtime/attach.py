@@ -1,0 +1,212 @@
+"""From a model and an optimizer to an engine: checks first, then states on SSD.
+
+Owns the order of start-up, said aloud, and its undoing. Everything that can be refused is refused
+before anything is written. `lohan.attach` finds out what machine it runs on and comes here.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from lohan.device import open_device
+from lohan.device.device import Device
+from lohan.errors import ConfigError
+from lohan.hardware.machine import Machine
+from lohan.optimizer.torch_optimizer import AdamW
+from lohan.runtime.engine import Engine
+from lohan.runtime.loss import Progress
+from lohan.runtime.planning import Budgets, Policy, TracedModel
+from lohan.runtime.run_setup import (
+    RunSetup,
+    compute_format_of,
+    initial_tensors,
+    lay_out,
+    open_run,
+    take_model_out,
+)
+from lohan.runtime.segments import LossFunction
+from lohan.runtime.step_record import NonFinitePolicy
+from lohan.ssd import CHUNK_BYTES, DriveSettings, IoEngine, add_drives, choose_engine
+from lohan.store import ComputeFormat, SlotCount, StateStore, create_states, open_states
+from lohan.units import MIB, format_bytes
+
+_LEAST_SCRATCH_BYTES = 512 * 1024
+_MOST_SCRATCH_BYTES = 16 * MIB
+
+
+def attach_engine(
+    model: torch.nn.Module,
+    optimizer: AdamW,
+    *,
+    ssd: Sequence[str | os.PathLike[str]],
+    ram_bytes: int,
+    gpu_bytes: int | None,
+    machine: Machine,
+    device: str | Device | None = None,
+    policy: str | Policy = "lohan+",
+    weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+    run: str | None = None,
+    example: Any | None = None,
+    loss_fn: LossFunction | None = None,
+    nonfinite: str = "stop",
+    num_slots: int = 2,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+    is_tracing: bool = False,
+    io: IoEngine | None = None,
+    drive_settings: DriveSettings | None = None,
+    drive_weights: Sequence[float] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Engine:
+    """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`."""
+    nonfinite_policy = _nonfinite(nonfinite)
+    _check_optimizer(model, optimizer)
+    compute_format = compute_format_of(model)
+    dtype = torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16
+    tell: Callable[[str], None] = progress if progress is not None else _silent
+    tell("tracing the model")
+    traced = TracedModel(model, dtype=dtype, example=example, loss_fn=loss_fn)
+    segments, layout = lay_out(model, traced, compute_format)
+    first = None if run is not None else initial_tensors(model, weights)
+    scratch = min(_MOST_SCRATCH_BYTES, max(_LEAST_SCRATCH_BYTES, ram_bytes // 64))
+    with contextlib.ExitStack() as undo:
+        opened: Device
+        owns_device: bool
+        if device is None or isinstance(device, str):
+            opened, owns_device = open_device(device, memory_bytes=gpu_bytes), True
+            undo.callback(opened.close)
+        else:
+            opened, owns_device = device, False
+        directories, is_new = open_run(ssd, run)
+        undo.callback(lambda: directories.close(should_delete=is_new))
+        engine_io = io if io is not None else choose_engine()[0]
+        undo.callback(engine_io.close)
+        settings = None if drive_settings is None else [drive_settings] * len(ssd)
+        drives = add_drives(engine_io, directories.paths, settings)
+        store: StateStore
+        if is_new:
+            tell(
+                f"reserving {format_bytes(num_slots * layout.slot_bytes() + layout.frozen_bytes())}"
+                f" for states on {len(ssd)} drive(s)"
+            )
+            store = create_states(
+                directories,
+                layout,
+                engine=engine_io,
+                drives=drives,
+                weights=drive_weights,
+                slot_count=SlotCount.TWO if num_slots == 2 else SlotCount.ONE,
+                scratch_bytes=scratch,
+                chunk_bytes=chunk_bytes,
+                should_verify_reads=False,
+            )
+            undo.callback(lambda: store.close(should_delete=True))
+            tell("writing the first states")
+            assert first is not None
+            store.fill(first, should_verify=False)
+            store.seal(step=0, metadata={})
+        else:
+            tell("opening and verifying the states of the last seal")
+            store = open_states(
+                directories,
+                engine=engine_io,
+                layout=layout,
+                drives=drives,
+                scratch_bytes=scratch,
+                should_verify_reads=False,
+            )
+            undo.callback(store.close)
+        sets = take_model_out(model, segments, layout, opened)
+        setup = RunSetup(
+            model=model,
+            traced=traced,
+            segments=segments,
+            sets=sets,
+            dtype=dtype,
+            device=opened,
+            io=engine_io,
+            run=directories,
+            drives=drives,
+            store=store,
+            machine=machine,
+            budgets=Budgets(ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, scratch_bytes=scratch),
+            policy=policy,
+            loss_fn=loss_fn,
+            waits_for_norm=_waits_for_norm(optimizer, compute_format, nonfinite_policy),
+            nonfinite=nonfinite_policy,
+            num_threads=num_threads or _default_threads(opened),
+            progress=progress,
+            drive_weights=drive_weights,
+            chunk_bytes=chunk_bytes,
+            owns_device=owns_device,
+            is_new=is_new,
+        )
+        engine = Engine(setup, optimizer, is_tracing=is_tracing)
+        undo.pop_all()
+    return engine
+
+
+def _silent(_: str) -> None:
+    """Nobody listens."""
+
+
+def _waits_for_norm(
+    optimizer: AdamW, compute_format: ComputeFormat, nonfinite: NonFinitePolicy
+) -> bool:
+    """Whether an update must know of all gradients: to clip, to skip, or to undo a loss scale."""
+    return (
+        optimizer.max_grad_norm is not None
+        or compute_format is ComputeFormat.FP16
+        or nonfinite is NonFinitePolicy.SKIP
+    )
+
+
+def _default_threads(device: Device) -> int:
+    # Where the device is the processor itself, updates leave it most of the cores.
+    num_cores = len(os.sched_getaffinity(0))
+    return max(1, num_cores // 2) if device.shares_ram else num_cores
+
+
+def _nonfinite(text: str) -> NonFinitePolicy:
+    try:
+        return NonFinitePolicy(text)
+    except ValueError:
+        raise ConfigError(
+            f"nonfinite is {text!r}",
+            why="it says what happens when gradients are infinite or NaN",
+            remedy='write "stop" or "skip"',
+        ) from None
+
+
+def _check_optimizer(model: torch.nn.Module, optimizer: object) -> None:
+    if not isinstance(optimizer, AdamW):
+        raise ConfigError(
+            f"the optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}",
+            why="states live with the engine, which knows AdamW",
+            remedy="use lohan.AdamW(model.parameters(), lr=...)",
+        )
+    grouped = set(optimizer.group_of())
+    without = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in grouped
+    ]
+    if without:
+        raise ConfigError(
+            f"{len(without)} trainable parameters are in no group of the optimizer, {without[0]} "
+            "the first",
+            why="their learning rate is not known",
+            remedy="give the optimizer all trainable parameters, or freeze these "
+            "(requires_grad_(False))",
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    foreign = len(grouped - own)
+    if foreign:
+        raise ConfigError(
+            f"{foreign} parameters of the optimizer are not the model's",
+            why="they would never be updated",
+            remedy="make the optimizer from the model that is attached",
+        )

@@ -1,0 +1,212 @@
+"""Drives the tasks of the gpu lane while the model runs, and carries out those of all others.
+
+Owns the meeting point of schedule and model: which task stands for which visit of a segment, and
+which action each other task is. Contains no policy. The main thread calls the hooks; lane threads
+call `action`.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from lohan.device.device import Device
+from lohan.errors import ScheduleError
+from lohan.runtime.gradient_moves import GradientMoves
+from lohan.runtime.lanes import LaneExecutor
+from lohan.runtime.planning import PlannedRun, area_slack_bytes
+from lohan.runtime.segments import Phase, SegmentGradients
+from lohan.runtime.step_record import StepRecord
+from lohan.runtime.swapping import SwappedActivations
+from lohan.runtime.updates import Updates
+from lohan.runtime.weight_moves import WeightMoves
+from lohan.schedule.task import Compute, Move, Task
+from lohan.vocabulary import BlockId, ComputeKind, Lane, TensorKind, Tier
+
+THREADED_LANES = (Lane.SSD_READ, Lane.SSD_WRITE, Lane.RAM_TO_GPU, Lane.GPU_TO_RAM, Lane.CPU)
+
+
+class StepDriver:
+    """Implements `SegmentHooks` for steps and evaluations, and the actions of lanes."""
+
+    def __init__(
+        self,
+        *,
+        planned: PlannedRun,
+        device: Device,
+        weights: WeightMoves,
+        gradients: GradientMoves,
+        activations: SwappedActivations,
+        updates: Updates,
+        names: Mapping[BlockId, str],
+    ) -> None:
+        self._planned, self._device, self._names = planned, device, names
+        self._weights, self._gradients = weights, gradients
+        self._activations, self._updates = activations, updates
+        self._records: dict[int, StepRecord] = {}
+        self._tasks: deque[Task] = deque()
+        self._visit: contextlib.ExitStack | None = None
+        self._current: Task | None = None
+        self._pass = 0
+        self._passed_flops: dict[BlockId, int] = {}
+        self.lanes: LaneExecutor | None = None
+
+    # Lanes -------------------------------------------------------------------------------------
+
+    def action(self, task: Task) -> None:
+        """Carry out one task of a lane with a thread."""
+        if isinstance(task.action, Compute):
+            self._compute(task, task.action)
+        else:
+            self._move(task, task.action)
+
+    def _compute(self, task: Task, compute: Compute) -> None:
+        record = self._records[task.step]
+        if compute.kind is ComputeKind.UPDATE:
+            self._updates.compute(task, record)
+        elif compute.kind is ComputeKind.NORM:
+            record.finish_norm(self._names)
+        else:
+            raise _unknown(task)
+
+    def _move(self, task: Task, move: Move) -> None:
+        way = (move.kind, move.source, move.target)
+        if move.kind is TensorKind.P16:
+            (self._weights.read if move.source is Tier.SSD else self._weights.copy)(task)
+        elif move.kind is TensorKind.OS32:
+            (self._updates.read if move.source is Tier.SSD else self._updates.write)(task)
+        elif way == (TensorKind.G16, Tier.GPU, Tier.RAM):
+            self._gradients.leave(task, self._records[task.step])
+        elif way == (TensorKind.G16, Tier.RAM, Tier.SSD):
+            self._gradients.spill(task)
+        elif way == (TensorKind.A16, Tier.GPU, Tier.RAM):
+            self._activations.copied_out(task)
+        elif way == (TensorKind.A16, Tier.RAM, Tier.SSD):
+            self._activations.write(task)
+        elif way == (TensorKind.A16, Tier.SSD, Tier.RAM):
+            self._activations.read(task)
+        elif way == (TensorKind.A16, Tier.RAM, Tier.GPU):
+            is_alone = self._planned.plan.num_micro_batches == 1
+            self._activations.copy_back(task, is_alone=is_alone)
+        else:
+            raise _unknown(task)
+
+    # The main thread ---------------------------------------------------------------------------
+
+    def begin(self, tasks: Sequence[Task], step: int, record: StepRecord | None) -> None:
+        """A pass begins whose tasks have been submitted."""
+        assert not self._tasks, "the pass before has not ended"
+        self._pass = step
+        if record is not None:
+            self._records[step] = record
+            # Updates of a step end before the backward pass of the next one does.
+            for old in [number for number in self._records if number < step - 2]:
+                del self._records[old]
+        self._tasks.extend(task for task in tasks if task.lane is Lane.GPU)
+
+    def end(self) -> None:
+        """The model is done: what no segment was visited for ends too."""
+        while self._tasks:
+            self._pass_over(self._tasks[0])
+
+    def abandon(self) -> None:
+        """After a failure: forget the pass."""
+        self._tasks.clear()
+        self._visit, self._current = None, None
+
+    def before(self, segment: BlockId, phase: Phase) -> None:
+        """Bring a segment's weights: wait for the tasks in front of its work."""
+        kind = ComputeKind.FORWARD if phase is Phase.FORWARD else ComputeKind.BACKWARD
+        self._catch_up(kind, segment)
+        task = self._tasks.popleft()
+        assert self.lanes is not None
+        self._visit, self._current = contextlib.ExitStack(), task
+        self._visit.enter_context(self.lanes.drive(task))
+        # The device's clock of compute goes on from here: it has waited, not worked.
+        with self._device.compute():
+            pass
+        if phase is Phase.FORWARD:
+            self._open_areas(task)
+        pass_name = "backward" if phase is Phase.BACKWARD else "forward"
+        if phase is not Phase.BACKWARD or self._weights.is_in_flight(
+            segment, "backward", task.step
+        ):
+            self._weights.bind(segment, pass_name, task.step)
+
+    def after(self, segment: BlockId, phase: Phase, gradients: SegmentGradients | None) -> None:
+        """A segment has run: its weights may go, its gradients leave."""
+        task, visit = self._current, self._visit
+        assert task is not None
+        assert visit is not None
+        self._charge(task, phase)
+        self._device.wait(self._device.record())
+        self._weights.release(
+            segment, "backward" if phase is Phase.BACKWARD else "forward", task.step
+        )
+        if phase is not Phase.FORWARD:
+            self._activations.close_areas(segment)
+            if gradients is not None:
+                self._gradients.complete(self._records[task.step], task.step, gradients)
+        self._visit = self._current = None
+        visit.close()
+
+    def gradient_buffer(self, segment: BlockId, num_bytes: int) -> torch.Tensor:
+        """Memory for a segment's gradients, as its task has leased it."""
+        task = self._current
+        assert task is not None
+        lease = next(one for one in task.leases if one.pool == "gradients")
+        return self._gradients.buffer(segment, task.step, lease, num_bytes)
+
+    def _catch_up(self, kind: ComputeKind, block: BlockId) -> None:
+        """Pass over tasks whose segments are not visited: recomputation is part of the backward
+        visit, the head's forward of its turn, and a frozen beginning has no backward at all."""
+        while self._tasks and (self._tasks[0].block, _kind(self._tasks[0])) != (block, kind):
+            self._pass_over(self._tasks[0])
+        if not self._tasks:
+            raise ScheduleError(
+                f"the model visits {self._names[block]} for {kind}, which the schedule has passed",
+                why="model and schedule go through the same segments in the same order",
+                remedy="report this; it is a mistake of lohan",
+            )
+
+    def _pass_over(self, task: Task) -> None:
+        assert self.lanes is not None
+        self._tasks.popleft()
+        self._passed_flops[task.block] = _compute(task).flops
+        with self.lanes.drive(task):
+            if _kind(task) is ComputeKind.BACKWARD:
+                self._weights.release(task.block, "backward", task.step)
+                self._activations.close_areas(task.block)
+
+    def _open_areas(self, task: Task) -> None:
+        plan = self._planned.plan
+        slack = area_slack_bytes(plan.blocks[task.block], plan.num_micro_batches)
+        for lease in task.leases:
+            if lease.pool in ("swapped", "spilling"):
+                self._activations.open_area(task.block, lease, slack)
+
+    def _charge(self, task: Task, phase: Phase) -> None:
+        """Say what was computed, for devices that emulate a speed."""
+        flops = _compute(task).flops
+        if phase is not Phase.FORWARD:
+            # Recomputation, or the forward of the turn, was part of this visit.
+            flops += self._passed_flops.pop(task.block, 0)
+        self._device.charge(num_flops=flops)
+
+
+def _compute(task: Task) -> Compute:
+    assert isinstance(task.action, Compute)
+    return task.action
+
+
+def _kind(task: Task) -> ComputeKind:
+    return _compute(task).kind
+
+
+def _unknown(task: Task) -> ScheduleError:
+    return ScheduleError(
+        f"the engine does not know how to carry out {task.name} on {task.lane}",
+        why="no action belongs to it",
+        remedy="use a policy whose states live on SSD or in RAM and are updated on the CPU",
+    )

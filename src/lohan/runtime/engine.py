@@ -1,0 +1,634 @@
+"""The engine: trains an ordinary PyTorch model whose states live on SSD.
+
+Owns the run from attach to close: the plan, the lanes, the books of steps, sealing, and what
+happens when something fails. The work is in the other files of this folder. Called by users, and
+by `train`. Everything here runs on the main thread.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from lohan.device.device import Device
+from lohan.errors import CheckpointError, ConfigError, ScheduleError
+from lohan.optimizer.torch_optimizer import AdamW
+from lohan.plan.plan import Plan
+from lohan.runtime.driver import THREADED_LANES, StepDriver
+from lohan.runtime.gradient_moves import GradientMoves
+from lohan.runtime.lane_load import LaneLoad
+from lohan.runtime.lanes import LaneExecutor
+from lohan.runtime.loss import LossScale, loss_weights, num_tokens, weighted
+from lohan.runtime.memory import HostMemory, LeaseBook
+from lohan.runtime.planning import (
+    BatchSizes,
+    PlannedRun,
+    plan_run,
+    pools_bytes,
+    rounding_bytes,
+    sizes_of,
+    swap_rounding_bytes,
+)
+from lohan.runtime.run_setup import RunSetup
+from lohan.runtime.segments import LossFunction, SegmentedModel
+from lohan.runtime.step_record import StepRecord, tensor_rates
+from lohan.runtime.swapping import SwappedActivations
+from lohan.runtime.updates import Updates
+from lohan.runtime.weight_map import map_weights
+from lohan.runtime.weight_moves import WeightMoves
+from lohan.schedule import RollingSchedule
+from lohan.simulate import SimulatedStep, simulate_plan
+from lohan.store import ActivationStore, StateStore
+from lohan.trace import Recorder, Trace
+from lohan.vocabulary import ComputeKind, Tier
+
+_NUM_TRACED_SPANS = 20_000
+_METADATA_KEY = "lohan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One optimizer step."""
+
+    step: int
+    """Counts from 1."""
+    loss: float
+    """Of the whole step: the weighted sum of its micro-batches' losses."""
+    losses: tuple[float, ...]
+    """Of each micro-batch, already weighted."""
+    grad_norm: float | None
+    """Global norm before clipping; None where nothing waits for it."""
+    tokens: int
+    seconds: float
+    read_bytes: int
+    written_bytes: int
+    busy: Mapping[str, float]
+    """Share of the step's time each lane was at work."""
+    bottleneck: str
+    is_skipped: bool = False
+    """Gradients were not finite; weights and states are as before."""
+    loss_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """The last resume point."""
+
+    step: int
+    metadata: Mapping[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """What is made anew with each plan."""
+
+    planned: PlannedRun
+    rolling: RollingSchedule
+    lanes: LaneExecutor
+    driver: StepDriver
+    model: SegmentedModel
+    host: HostMemory
+    book: LeaseBook
+    weights: WeightMoves
+    gradients: GradientMoves
+    activations: SwappedActivations
+    updates: Updates
+    swap_file: ActivationStore | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Counters:
+    """What lasts from step to step and is sealed with the states."""
+
+    num_steps: int = 0
+    num_updates: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
+    """Updates a tensor did not get because it had no gradient."""
+
+
+class Engine:
+    """Made by `attach`; a context manager. One step at a time, from one thread.
+
+    After a failure nothing more can be done with it but `close`: the last seal is intact, and the
+    run can be attached again from it.
+    """
+
+    def __init__(self, setup: RunSetup, optimizer: AdamW, *, is_tracing: bool) -> None:
+        """Called by `attach`."""
+        self._setup, self.optimizer = setup, optimizer
+        self.model = setup.model
+        self._counters = _Counters()
+        self._scale = LossScale() if setup.dtype is torch.float16 else None
+        self._recorder = Recorder(is_on=is_tracing, capacity_spans=_NUM_TRACED_SPANS)
+        self._load = LaneLoad()
+        self._running: _Running | None = None
+        self._prediction: SimulatedStep | None = None
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._is_settled = True
+        self._knows_draws = False
+        self._take_sealed_counters()
+
+    # What a user does --------------------------------------------------------------------------
+
+    def step(
+        self,
+        micro_batches: Sequence[Any],
+        loss_fn: LossFunction | None = None,
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> StepResult:
+        """One optimizer step over a list of micro-batches.
+
+        The loss of a micro-batch is `loss_fn(model, batch)` or that of `model(**batch)`; the
+        step's is their sum with `weights`, which are by default each one's share of the tokens that
+        count (`labels` other than -100), or equal shares.
+
+        Raises:
+            ConfigError: bad input, or a model that cannot be driven block by block.
+            DoesNotFit: the batch needs more memory than allowed; nothing was changed.
+            NonFiniteGradients: and the policy is to stop.
+            StorageError: a drive failed.
+        """
+        self._refuse_if_over()
+        batches = self._on_device(micro_batches)
+        loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
+        shares = loss_weights(batches, weights, is_causal=self._setup.is_causal)
+        rates = self.optimizer.rates()
+        running = self._plan_for(batches)
+        with self._failing_for_good():
+            self._learn_draws(running, batches, loss_fn)
+            return self._step(running, batches, loss_fn, shares, rates)
+
+    def evaluate(self, batches: Sequence[Any], loss_fn: LossFunction | None = None) -> list[float]:
+        """Losses of batches, without gradients. `model.eval()` is the caller's.
+
+        Raises:
+            As `step`.
+        """
+        self._refuse_if_over()
+        given = self._on_device(batches)
+        loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
+        losses: list[float] = []
+        running = self._running or self._plan_for(given[:1])
+        size = running.planned.sizes.num_micro_batches
+        with self._failing_for_good():
+            self._flush(running)
+            for first in range(0, len(given), size):
+                group = given[first : first + size]
+                tasks = running.rolling.evaluation()
+                running.lanes.submit(tasks)
+                running.driver.begin(tasks, running.rolling.num_passes - 1, None)
+                with self._setup.device.compute():
+                    found = running.model.evaluate(group, loss_fn)
+                running.driver.end()
+                losses += [float(loss) for loss in found]
+            running.lanes.wait_all()
+        return losses
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter's name and fp32 master, one at a time, from SSD."""
+        self.synchronize()
+        yield from self._setup.store.masters()
+
+    def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Name, first and second moment of every trainable parameter, one at a time."""
+        self.synchronize()
+        yield from self._setup.store.moments()
+
+    def synchronize(self) -> None:
+        """Finish the updates of all steps so far. Raises as `step` does."""
+        self._refuse_if_over()
+        if self._running is not None:
+            with self._failing_for_good():
+                self._flush(self._running)
+
+    def seal(self, metadata: Mapping[str, Any] | None = None) -> None:
+        """Make this the point a later `attach(run=...)` goes on from; crash-safe.
+
+        Args:
+            metadata: plain JSON values to find again in `sealed`.
+
+        Raises:
+            StorageError, CheckpointError: the seal before is still the one.
+            ConfigError: the metadata is not plain JSON.
+        """
+        self.synchronize()
+        own = {
+            "num_steps": self._counters.num_steps,
+            "num_updates": self._counters.num_updates,
+            "missed": self._counters.missed,
+            "loss_scale": [self._scale.value, self._scale.num_good] if self._scale else None,
+        }
+        self._setup.store.seal(
+            step=self._counters.num_steps,
+            metadata={_METADATA_KEY: own, "user": dict(metadata or {})},
+        )
+
+    def close(self, *, should_delete: bool = False) -> None:
+        """End the run. What was sealed stays on SSD unless `should_delete`. Twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._stop_running(should_finish=False)
+        finally:
+            self._setup.close(should_delete=should_delete)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # What a user asks --------------------------------------------------------------------------
+
+    @property
+    def run_id(self) -> str:
+        """Names the run's directories on the SSDs; `attach(run=...)` takes it up again."""
+        return self._setup.run.run_id
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken, skipped ones included."""
+        return self._counters.num_steps
+
+    @property
+    def sealed(self) -> Sealed | None:
+        """The last resume point."""
+        manifest = self._setup.store.sealed
+        if manifest is None:
+            return None
+        return Sealed(step=manifest.step, metadata=manifest.metadata.get("user", {}))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use; None before the first step."""
+        return self._running.planned.plan if self._running is not None else None
+
+    @property
+    def prediction(self) -> SimulatedStep | None:
+        """What the simulator says a step of this plan takes; None before the first step."""
+        if self._prediction is None and self._running is not None:
+            planned = self._running.planned
+            self._prediction = simulate_plan(planned.plan, planned.machine)
+        return self._prediction
+
+    @property
+    def device(self) -> Device:
+        """What computes."""
+        return self._setup.device
+
+    @property
+    def store(self) -> StateStore:
+        """The states."""
+        return self._setup.store
+
+    @property
+    def ram_peak_bytes(self) -> int:
+        """Most main memory held at once by buffers and resident states."""
+        buffers = self._running.host.peak_bytes if self._running is not None else 0
+        return buffers + self._setup.store.ram_peak_bytes
+
+    def trace(self) -> Trace:
+        """What the lanes did so far (the newest spans), if the engine was attached to trace."""
+        plan = self.plan
+        return self._recorder.trace(
+            f"{plan.policy if plan else 'no plan'} on {self._setup.device.name}",
+            budgets_bytes=dict(plan.ledger.budgets) if plan else None,
+        )
+
+    # A step ------------------------------------------------------------------------------------
+
+    def _step(
+        self,
+        running: _Running,
+        batches: list[Any],
+        loss_fn: LossFunction | None,
+        shares: list[float],
+        rates: list[Any],
+    ) -> StepResult:
+        started = time.perf_counter()
+        before = self._setup.store.counters, self._swap_counters(running)
+        scale = self._scale.value if self._scale is not None else None
+        record = self._record(rates, scale)
+        tasks = running.rolling.step()
+        number = running.rolling.num_passes - 1
+        norm = [task for task in tasks if _is_norm(task)]
+        self._load.begin(started)
+        running.activations.begin(
+            running.planned.plan, number, running.rolling.pools["moving"].capacity_bytes
+        )
+        self._is_settled = False
+        running.lanes.submit(tasks)
+        running.driver.begin(tasks, number, record)
+        with self._setup.device.compute():
+            found = running.model.step(
+                batches, weighted(loss_fn, batches, shares, scale), choices=running.planned.choices
+            )
+        running.driver.end()
+        running.activations.end()
+        for task in norm:
+            running.lanes.wait(task.id)
+        losses = tuple(float(loss) / (scale or 1.0) for loss in found)
+        self._count(record)
+        ended = time.perf_counter()
+        after = self._setup.store.counters, self._swap_counters(running)
+        busy = self._load.end(ended)
+        return StepResult(
+            step=record.number,
+            loss=sum(losses),
+            losses=losses,
+            grad_norm=record.grad_norm,
+            tokens=sum(num_tokens(batch) for batch in batches),
+            seconds=ended - started,
+            read_bytes=sum(a.read_bytes - b.read_bytes for a, b in zip(after, before, strict=True)),
+            written_bytes=sum(
+                a.written_bytes - b.written_bytes for a, b in zip(after, before, strict=True)
+            ),
+            busy=busy,
+            bottleneck=self._load.bottleneck,
+            is_skipped=record.is_skipped,
+            loss_scale=scale,
+        )
+
+    def _record(self, rates: list[Any], scale: float | None) -> StepRecord:
+        layout = self._setup.store.layout
+        group_of = self.optimizer.group_of()
+        names = {
+            name: group_of[id(parameter)]
+            for name, parameter in self.model.named_parameters()
+            if id(parameter) in group_of
+        }
+        count = self._counters.num_updates + 1
+        steps = {name: count - self._counters.missed.get(name, 0) for name in layout.names}
+        clips = self._setup.waits_for_norm
+        return StepRecord(
+            number=self._counters.num_steps + 1,
+            rates=rates,
+            tensors=tensor_rates(layout, names, steps),
+            max_grad_norm=self.optimizer.max_grad_norm,
+            waits_for_norm=clips,
+            policy=self._setup.nonfinite,
+            loss_scale=scale,
+        )
+
+    def _count(self, record: StepRecord) -> None:
+        self._counters.num_steps += 1
+        if self._scale is not None:
+            self._scale.update(is_overflow=record.is_skipped)
+        if record.is_skipped:
+            return
+        self._counters.num_updates += 1
+        missed = self._counters.missed
+        visited = set(record.missing)
+        for block, tensors in record.tensors.items():
+            for tensor in tensors:
+                if block not in visited or tensor.name in record.missing[block]:
+                    missed[tensor.name] = missed.get(tensor.name, 0) + 1
+
+    def _learn_draws(
+        self, running: _Running, batches: list[Any], loss_fn: LossFunction | None
+    ) -> None:
+        """Find out how many random numbers a forward draws: later micro-batches start from the
+        state that earlier ones will leave."""
+        unknown = running.model.unknown_batches(batches)
+        while unknown:
+            batch = unknown[0]
+            self._flush(running)
+            tasks = running.rolling.evaluation()
+            running.lanes.submit(tasks)
+            running.driver.begin(tasks, running.rolling.num_passes - 1, None)
+            with self._setup.device.compute():
+                running.model.learn_draws(batch, loss_fn)
+            running.driver.end()
+            running.lanes.wait_all()
+            left = running.model.unknown_batches(batches)
+            unknown = [one for one in left if one is not batch]
+
+    def _flush(self, running: _Running) -> None:
+        if self._is_settled:
+            return
+        running.lanes.submit(running.rolling.flush())
+        running.lanes.wait_all()
+        self._is_settled = True
+
+    # Plans -------------------------------------------------------------------------------------
+
+    def _plan_for(self, batches: list[Any]) -> _Running:
+        sizes = sizes_of(batches)
+        if self._running is not None and self._running.planned.sizes.covers(sizes):
+            return self._running
+        fixed = None
+        if self._running is not None:
+            sizes = self._running.planned.sizes.with_room_for(sizes)
+            fixed = self._running.planned.plan.blocks
+            with self._failing_for_good():
+                self._flush(self._running)
+        setup = self._setup
+        setup.tell(f"planning for {_words(sizes)}")
+        planned = plan_run(
+            setup.traced.shape(sizes, batches[0]),
+            sizes,
+            policy=setup.policy,
+            machine=setup.machine,
+            budgets=setup.budgets,
+            layout=setup.store.layout,
+            clips_gradients=setup.waits_for_norm,
+            shares_ram=setup.device.shares_ram,
+            fixed_residents=fixed,
+        )
+        self._stop_running(should_finish=True)
+        if fixed is None:
+            setup.make_residents([block.residents for block in planned.plan.blocks])
+        self._prediction = None
+        self._running = self._start(planned)
+        return self._running
+
+    def _start(self, planned: PlannedRun) -> _Running:
+        setup, plan = self._setup, planned.plan
+        rolling = RollingSchedule(plan)
+        layout, device = setup.store.layout, setup.device
+        tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
+        host = HostMemory(
+            pools_bytes(rolling.pools, tiers) + rounding_bytes(layout) + swap_rounding_bytes(plan),
+            device,
+        )
+        book = LeaseBook(host, device)
+        swap_file = setup.make_swap_file(plan)
+        names = {segment.id: segment.name for segment in setup.segments}
+        weights = WeightMoves(
+            store=setup.store,
+            weights=map_weights(setup.segments, layout, setup.dtype),
+            sets=setup.sets,
+            book=book,
+            device=device,
+        )
+        gradients = GradientMoves(
+            layout=layout,
+            book=book,
+            device=device,
+            spill=swap_file,
+            names=names,
+            num_pieces=planned.num_pieces,
+            num_threads=setup.num_threads,
+            dtype=setup.dtype,
+        )
+        updates = Updates(
+            store=setup.store,
+            book=book,
+            weights=weights,
+            gradients=gradients,
+            num_pieces=planned.num_pieces,
+            num_threads=setup.num_threads,
+            dtype=setup.dtype,
+        )
+        activations = SwappedActivations(device=device, book=book, file=swap_file)
+        driver = StepDriver(
+            planned=planned,
+            device=device,
+            weights=weights,
+            gradients=gradients,
+            activations=activations,
+            updates=updates,
+            names=names,
+        )
+        lanes = LaneExecutor(
+            dict.fromkeys(THREADED_LANES, driver.action),
+            pools=rolling.pools,
+            give_back=book.give_back,
+            recorder=self._recorder,
+            on_finish=self._load.add,
+        )
+        driver.lanes = lanes
+        model = SegmentedModel(
+            setup.model,
+            setup.segments,
+            sets=setup.sets,
+            hooks=driver,
+            device=device.torch_device,
+            store=activations,
+            enter_thread=device.compute,
+        )
+        return _Running(
+            planned=planned,
+            rolling=rolling,
+            lanes=lanes,
+            driver=driver,
+            model=model,
+            host=host,
+            book=book,
+            weights=weights,
+            gradients=gradients,
+            activations=activations,
+            updates=updates,
+            swap_file=swap_file,
+        )
+
+    def _stop_running(self, *, should_finish: bool) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running.lanes.close(should_finish=should_finish and self._failure is None)
+        running.driver.abandon()
+        running.activations.clear()
+        running.gradients.clear()
+        running.updates.clear()
+        running.weights.clear()
+        running.book.clear()
+        if running.swap_file is not None:
+            running.swap_file.close()
+        running.host.close()
+
+    def _swap_counters(self, running: _Running) -> Any:
+        from lohan.store import StoreCounters
+
+        return running.swap_file.counters if running.swap_file else StoreCounters()
+
+    # Failure -----------------------------------------------------------------------------------
+
+    def _failing_for_good(self) -> "_Failing":
+        return _Failing(self)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        if self._running is not None:
+            self._running.lanes.stop(error)
+            self._stop_running(should_finish=False)
+
+    def _refuse_if_over(self) -> None:
+        if self._is_closed:
+            raise ScheduleError(
+                "the engine is closed",
+                why="its states have been let go",
+                remedy="attach again with the run's id",
+            )
+        if self._failure is not None:
+            seal = self._setup.store.sealed
+            raise CheckpointError(
+                f"the engine has failed before ({type(self._failure).__name__}: {self._failure})",
+                why="a step was left in the middle, so the states in work are of two steps",
+                remedy=f"attach again with run={self.run_id!r}: it goes on from step "
+                f"{seal.step if seal else 'none: nothing was sealed'}",
+            ) from self._failure
+
+    def _take_sealed_counters(self) -> None:
+        manifest = self._setup.store.sealed
+        own = manifest.metadata.get(_METADATA_KEY) if manifest is not None else None
+        if own:
+            self._counters.num_steps = int(own["num_steps"])
+            self._counters.num_updates = int(own["num_updates"])
+            self._counters.missed = {name: int(count) for name, count in own["missed"].items()}
+            if self._scale is not None and own["loss_scale"]:
+                self._scale.value, self._scale.num_good = own["loss_scale"]
+
+    def _on_device(self, batches: Sequence[Any]) -> list[Any]:
+        if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes, Mapping)):
+            raise ConfigError(
+                f"micro-batches are a {type(batches).__name__}",
+                why="a step takes a list of micro-batches, each a dictionary of tensors",
+                remedy="write engine.step([batch])",
+            )
+        if not batches:
+            raise ConfigError(
+                "a step was given no micro-batch",
+                why="there is nothing to compute",
+                remedy="give at least one batch",
+            )
+        return self._setup.on_device(batches)
+
+
+class _Failing:
+    """A failure inside is the end of the engine: lanes stop, everything in flight is let go."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._engine._fail(error)
+
+
+def _is_norm(task: Any) -> bool:
+    return getattr(task.action, "kind", None) is ComputeKind.NORM
+
+
+def _words(sizes: BatchSizes) -> str:
+    return f"{sizes.num_micro_batches} micro-batch(es) of {sizes.micro_batch} x {sizes.sequence}"

@@ -1,0 +1,392 @@
+"""From a model and the sizes of a batch to a plan the engine can run within its budgets.
+
+Owns tracing the model as it will be run, the machine as the budgets leave it, and the check that
+all memory of the schedule fits. Decides nothing itself: a policy does. Called by the engine before
+the first step and when batches outgrow the plan.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from lohan.errors import ConfigError, DoesNotFit
+from lohan.hardware.machine import Machine
+from lohan.model.assemble import shape_at
+from lohan.model.inputs import inputs_for
+from lohan.model.recompute import recomputation
+from lohan.model.shape import BlockShape, ModelShape
+from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
+from lohan.plan import make_plan
+from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.policies.our_memory import RAM_SHARE
+from lohan.plan.pools import part_parameters, trained_parameters, update_parts
+from lohan.plan.workload import Workload
+from lohan.runtime.swap_modes import BlockChoices
+from lohan.schedule.task import Pool
+from lohan.store import StateLayout, parts_of_kinds, resident_bytes
+from lohan.units import format_bytes
+from lohan.vocabulary import BlockId, Choice, Tier
+
+Policy = Callable[[Machine, ModelShape, Workload], Plan]
+
+_GPU_SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
+"""Shares of main memory given to the GPU tier, tried where both are one memory."""
+_SMALLEST_SIZES = (2, 16)
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Bytes the engine may use. Where the device shares RAM, `gpu_bytes` may be open (None)."""
+
+    ram_bytes: int
+    gpu_bytes: int | None
+    scratch_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """Sizes of a step: of its largest micro-batch, and how many there are."""
+
+    num_micro_batches: int
+    micro_batch: int
+    sequence: int
+
+    def covers(self, other: "BatchSizes") -> bool:
+        """Whether a plan for these sizes can run a step of other sizes."""
+        return (
+            self.num_micro_batches == other.num_micro_batches
+            and self.micro_batch >= other.micro_batch
+            and self.sequence >= other.sequence
+        )
+
+    def with_room_for(self, other: "BatchSizes") -> "BatchSizes":
+        """Sizes that cover both; a longer sequence gets some room, so that not every batch that
+        is longer than all before needs a plan of its own."""
+        longer = other.sequence > self.sequence
+        return BatchSizes(
+            num_micro_batches=other.num_micro_batches,
+            micro_batch=max(self.micro_batch, other.micro_batch),
+            sequence=max(self.sequence, -(-other.sequence // 64) * 64 if longer else 0),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """A plan and what the engine derives from it."""
+
+    plan: Plan
+    machine: Machine
+    sizes: BatchSizes
+    choices: Mapping[BlockId, BlockChoices]
+    num_pieces: Mapping[BlockId, int]
+
+
+def sizes_of(batches: Sequence[Any]) -> BatchSizes:
+    """The sizes of a step's micro-batches.
+
+    Raises:
+        ConfigError: a batch has no tensor with a batch dimension.
+    """
+    rows, columns = [], []
+    for batch in batches:
+        tensors = [leaf for leaf in _tensors(batch) if leaf.dim() >= 1]
+        if not tensors:
+            raise ConfigError(
+                "a micro-batch has no tensors",
+                why="its size is not known",
+                remedy="give batches of tensors whose first dimension counts sequences",
+            )
+        rows.append(max(tensor.shape[0] for tensor in tensors))
+        lengths = [tensor.shape[1] for tensor in tensors if _is_tokens(tensor)]
+        columns.append(max(lengths, default=1))
+    return BatchSizes(num_micro_batches=len(batches), micro_batch=max(rows), sequence=max(columns))
+
+
+class TracedModel:
+    """A model made ready to be traced as the engine runs it."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        dtype: torch.dtype,
+        example: Any | None,
+        loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None,
+    ) -> None:
+        """`example`: a micro-batch; without one the model must be one whose inputs are known."""
+        call: Call | None = loss_fn
+        self._traceable = TraceableModel(
+            model,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            should_assume_flash=False,
+            call=call if example is not None else None,
+        )
+        self._make_inputs: MakeInputs
+        if example is not None:
+            self._make_inputs = _like(example)
+            small: tuple[int, int] = _point(sizes_of([example]))
+        else:
+            self._make_inputs, is_fixed = inputs_for(model, dtype)
+            small = (2, 0) if is_fixed else _SMALLEST_SIZES
+        self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
+        self._model = model
+
+    def shape(self, sizes: BatchSizes, example: Any) -> ModelShape:
+        """The model's shape at the sizes of a run.
+
+        Raises:
+            ConfigError: it does not run as it did when it was attached.
+        """
+        shape, run = shape_at(
+            self._traceable,
+            self._make_inputs if not isinstance(example, Mapping) else _like(example),
+            _point(sizes),
+            name=type(self._model).__name__,
+        )
+        if len(run) != len(self.stretches):
+            raise ConfigError(
+                f"the model ran through {len(run)} parts, and through {len(self.stretches)} when "
+                "it was attached",
+                why="states lie on SSD in the order of these parts",
+                remedy="attach with example= set to a batch like those of the run",
+            )
+        return shape
+
+
+def plan_run(
+    shape: ModelShape,
+    sizes: BatchSizes,
+    *,
+    policy: str | Policy,
+    machine: Machine,
+    budgets: Budgets,
+    layout: StateLayout,
+    clips_gradients: bool,
+    shares_ram: bool,
+    fixed_residents: Sequence[BlockPlan] | None = None,
+) -> PlannedRun:
+    """Plan a run within the budgets.
+
+    Args:
+        fixed_residents: what lives in RAM already and stays there.
+
+    Raises:
+        DoesNotFit: no plan of this policy stays within them.
+    """
+    workload = Workload(
+        batch=sizes.num_micro_batches * sizes.micro_batch,
+        sequence=max(1, sizes.sequence),
+        clips_gradients=clips_gradients,
+        num_micro_batches=sizes.num_micro_batches,
+    )
+    best: tuple[float, Plan, Machine] | None = None
+    refusal: DoesNotFit | None = None
+    for candidate in _machines(machine, budgets, shares_ram):
+        try:
+            plan = _fitting_plan(policy, candidate, shape, workload, budgets, layout, shares_ram)
+        except DoesNotFit as error:
+            refusal = refusal or error
+            continue
+        seconds = _seconds(plan, candidate)
+        if best is None or seconds < best[0]:
+            best = (seconds, plan, candidate)
+    if best is None:
+        assert refusal is not None
+        raise refusal
+    _, plan, used = best
+    if fixed_residents is not None:
+        plan = replace(
+            plan,
+            blocks=tuple(
+                replace(block, residents=before.residents)
+                for block, before in zip(plan.blocks, fixed_residents, strict=True)
+            ),
+        )
+    return PlannedRun(
+        plan=plan,
+        machine=used,
+        sizes=sizes,
+        choices=choices_of(plan),
+        num_pieces=pieces_of(plan),
+    )
+
+
+def _seconds(plan: Plan, machine: Machine) -> float:
+    from lohan.simulate.quick import quick_step
+
+    return quick_step(plan, machine).step_seconds
+
+
+def _machines(machine: Machine, budgets: Budgets, shares_ram: bool) -> list[Machine]:
+    """The machine as the budgets leave it; several where GPU and RAM are one memory."""
+    if not shares_ram or budgets.gpu_bytes is not None:
+        gpu_bytes = budgets.gpu_bytes or machine.gpu.memory_bytes
+        return [machine.with_gpu_memory(gpu_bytes).with_ram(budgets.ram_bytes)]
+    return [
+        machine.with_gpu_memory(int(budgets.ram_bytes * share)).with_ram(
+            int(budgets.ram_bytes * (1 - share))
+        )
+        for share in _GPU_SHARES
+    ]
+
+
+def _fitting_plan(
+    policy: str | Policy,
+    machine: Machine,
+    shape: ModelShape,
+    workload: Workload,
+    budgets: Budgets,
+    layout: StateLayout,
+    shares_ram: bool,
+) -> Plan:
+    """A plan whose pools, residents and roundings stay within the machine's RAM."""
+    allowed = machine.ram_bytes
+    usable = allowed - budgets.scratch_bytes - rounding_bytes(layout)
+    for _ in range(4):
+        if usable <= 0:
+            break
+        # A policy leaves a share of RAM to the system; here all of the budget is the engine's.
+        offered = machine.with_ram(max(1, int(usable / RAM_SHARE)))
+        make = policy if callable(policy) else _by_name(policy)
+        plan = make(offered, shape, workload)
+        _require_runnable(plan)
+        if plan.system.uses_residency:
+            plan.ledger.require_fit(f"{shape.name} with {plan.policy}")
+        needed = needed_ram_bytes(plan, layout) + budgets.scratch_bytes
+        if needed <= allowed or callable(policy) or not plan.system.uses_residency:
+            return plan
+        usable -= needed - allowed
+    raise DoesNotFit(
+        f"{format_bytes(allowed)} of RAM are allowed for {shape.name}",
+        why=f"buffers alone need more: {format_bytes(rounding_bytes(layout))} go to rounding",
+        remedy="allow more RAM",
+    )
+
+
+def _by_name(policy: str) -> Policy:
+    return lambda machine, shape, workload: make_plan(policy, machine, shape, workload)
+
+
+def _require_runnable(plan: Plan) -> None:
+    system = plan.system
+    if system.home is Tier.GPU or system.update_tier is Tier.GPU or plan.num_gpus > 1:
+        raise ConfigError(
+            f"the policy {plan.policy} cannot be run, only simulated",
+            why="the engine keeps states on SSD or in RAM, updates them on the CPU, and drives one "
+            "GPU",
+            remedy='use "lohan+" or "lohan"',
+        )
+
+
+def needed_ram_bytes(plan: Plan, layout: StateLayout) -> int:
+    """RAM of the schedule's pools in RAM, of what is resident, and of roundings."""
+    from lohan.schedule import RollingSchedule
+
+    residents = parts_of_kinds(layout, [block.residents for block in plan.blocks])
+    return (
+        pools_bytes(RollingSchedule(plan).pools, {Tier.RAM})
+        + resident_bytes(layout, residents)
+        + rounding_bytes(layout)
+        + swap_rounding_bytes(plan)
+    )
+
+
+def pools_bytes(pools: Mapping[str, Pool], tiers: set[Tier]) -> int:
+    """Capacity of all pools of some tiers."""
+    return sum(pool.capacity_bytes for pool in pools.values() if pool.tier in tiers)
+
+
+def rounding_bytes(layout: StateLayout) -> int:
+    """What rounding to pages, to pieces of updates and between tensors adds to buffers, at most."""
+    num_tensors = max((len(block.tensors) for block in layout.blocks), default=0)
+    per_piece = 14 * (2 * 4096) + 6 * _PAGE_BYTES + 14 * 32 * num_tensors
+    return 8 * per_piece + (4 * len(layout.blocks) + 32) * (_PAGE_BYTES + 64 * num_tensors)
+
+
+def swap_rounding_bytes(plan: Plan) -> int:
+    """What aligning swapped outputs adds, at most."""
+    return sum(area_slack_bytes(block, plan.num_micro_batches) for block in plan.blocks)
+
+
+def area_slack_bytes(block: BlockPlan, num_micro_batches: int) -> int:
+    """The same for one block and tier."""
+    # Operators may have more than one output, and several tensors may enter a block.
+    return 64 * 4 * (len(block.choices) + 4) * num_micro_batches + _PAGE_BYTES
+
+
+def choices_of(plan: Plan) -> dict[BlockId, BlockChoices]:
+    """What the dispatch modes do with every block's outputs."""
+    return {
+        BlockId(number): _choices(plan.block_shape(BlockId(number)), block, plan)
+        for number, block in enumerate(plan.blocks)
+    }
+
+
+def _choices(shape: BlockShape, block: BlockPlan, plan: Plan) -> BlockChoices:
+    stored = frozenset(index for index, choice in block.choices if choice is not Choice.RECOMPUTE)
+    skipped: frozenset[int] = frozenset()
+    if plan.system.skips_unneeded:
+        again = recomputation(shape, stored).operators
+        everything = {operator.index for operator in shape.operators}
+        skipped = frozenset(everything - stored - set(again))
+    return BlockChoices(
+        stored=stored,
+        skipped=skipped,
+        names={
+            operator.index: operator.name.rpartition("/")[2].rpartition("+")[2]
+            for operator in shape.operators
+        },
+        is_binding=False,
+    )
+
+
+def pieces_of(plan: Plan) -> dict[BlockId, int]:
+    """In how many pieces each block is updated."""
+    trained = trained_parameters(plan.shape)
+    largest = part_parameters(max(trained), plan.num_update_parts)
+    return {
+        BlockId(number): max(1, len(update_parts(count, largest)))
+        for number, count in enumerate(trained)
+    }
+
+
+def _point(sizes: BatchSizes) -> tuple[int, int]:
+    return sizes.micro_batch, sizes.sequence
+
+
+def _like(example: Any) -> MakeInputs:
+    """Inputs like an example, of any batch and sequence length."""
+
+    def make(batch: int, sequence: int) -> dict[str, Any]:
+        def one(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+                return leaf
+            size = [batch, *leaf.shape[1:]]
+            if _is_tokens(leaf):
+                size[1] = sequence
+            return torch.zeros(size, dtype=leaf.dtype)
+
+        made: dict[str, Any] = tree_map(one, kept)
+        return made
+
+    kept = dict(example)
+    mask = kept.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and not mask.is_meta and bool(mask.all()):
+        # Models leave a mask that masks nothing out, and then run other operators.
+        del kept["attention_mask"]
+    return make
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    from lohan.model.trace_ops import tensors_in
+
+    return tensors_in(batch)
+
+
+def _is_tokens(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()

@@ -1,0 +1,271 @@
+"""What a run stands on: device, drives, directories, the state store, and the model taken in.
+
+Owns opening and closing them in the right order, and undoing what fails half-way. Made by `attach`;
+the engine asks it for what a plan needs.
+"""
+
+import os
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from lohan.device.device import Device
+from lohan.errors import ConfigError
+from lohan.hardware.machine import Machine
+from lohan.plan.block_costs import block_costs
+from lohan.plan.plan import Plan
+from lohan.runtime.loss import Progress
+from lohan.runtime.planning import Budgets, Policy, TracedModel
+from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
+from lohan.runtime.slots import ParameterSet
+from lohan.runtime.step_record import NonFinitePolicy
+from lohan.runtime.weight_map import map_weights, state_entries
+from lohan.ssd import (
+    ALIGNMENT_BYTES,
+    CHUNK_BYTES,
+    DriveId,
+    IoEngine,
+    RunDirectories,
+    check_directories,
+)
+from lohan.store import (
+    ActivationStore,
+    ComputeFormat,
+    StateLayout,
+    StateStore,
+    open_states,
+    parts_of_kinds,
+)
+from lohan.vocabulary import BlockId, TensorKind
+
+_FORMATS = {
+    torch.bfloat16: ComputeFormat.BF16,
+    torch.float16: ComputeFormat.FP16,
+    torch.float32: ComputeFormat.BF16,
+}
+_COMPUTE = {ComputeFormat.BF16: torch.bfloat16, ComputeFormat.FP16: torch.float16}
+
+
+@dataclass(slots=True, kw_only=True)
+class RunSetup:
+    """Everything of a run that lasts from plan to plan."""
+
+    model: torch.nn.Module
+    traced: TracedModel
+    segments: SegmentMap
+    sets: dict[BlockId, ParameterSet]
+    dtype: torch.dtype
+    device: Device
+    io: IoEngine
+    run: RunDirectories
+    drives: Sequence[DriveId]
+    store: StateStore
+    machine: Machine
+    budgets: Budgets
+    policy: str | Policy
+    loss_fn: LossFunction | None
+    waits_for_norm: bool
+    nonfinite: NonFinitePolicy
+    num_threads: int
+    progress: Progress | None
+    drive_weights: Sequence[float] | None = None
+    chunk_bytes: int = CHUNK_BYTES
+    owns_device: bool = True
+    is_new: bool = True
+    _residents: list[Collection[TensorKind]] = field(default_factory=list)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the model predicts each token from those before it: labels are shifted."""
+        config = getattr(self.model, "config", None)
+        return not getattr(config, "is_encoder_decoder", False)
+
+    def tell(self, sentence: str) -> None:
+        """Say what is going on."""
+        if self.progress is not None:
+            self.progress(sentence)
+
+    def on_device(self, batches: Sequence[Any]) -> list[Any]:
+        """Micro-batches with their tensors where compute reads them."""
+        target = self.device.torch_device
+        return [
+            tree_map(
+                lambda leaf: (
+                    leaf.to(target)
+                    if isinstance(leaf, torch.Tensor) and leaf.device != target
+                    else leaf
+                ),
+                batch,
+            )
+            for batch in batches
+        ]
+
+    def make_residents(self, kinds: Sequence[Collection[TensorKind]]) -> None:
+        """Take the states a plan wants in RAM there. The last seal must be the newest state."""
+        parts = parts_of_kinds(self.store.layout, kinds)
+        if not any(parts.values()):
+            return
+        self.tell("loading the states that stay in RAM")
+        self.store.close()
+        self.store = open_states(
+            self.run,
+            engine=self.io,
+            drives=self.drives,
+            resident_parts=parts,
+            scratch_bytes=self.budgets.scratch_bytes,
+            should_verify=False,
+            should_verify_reads=False,
+        )
+        for address, nbytes in self.store.resident_regions:
+            self.device.pin(address, nbytes)
+
+    def make_swap_file(self, plan: Plan) -> ActivationStore | None:
+        """Room on SSD for swapped activations and gradients that spill; None if none do."""
+        sequence = plan.workload.sequence
+        activations = sum(
+            _whole_pages(
+                block_costs(
+                    plan.block_shape(BlockId(number)),
+                    block,
+                    plan.batch_per_gpu,
+                    sequence,
+                    plan.system.skips_unneeded,
+                ).to_ssd_bytes
+                + 64 * 8 * (len(block.choices) + 4) * plan.num_micro_batches
+            )
+            for number, block in enumerate(plan.blocks)
+            if _goes_to_ssd(plan, number)
+        )
+        gradients = 0
+        if plan.system.spills_gradients:
+            # Two steps of them may be there at a time.
+            gradients = 2 * sum(
+                2 * block.num_trainable + 64 * ALIGNMENT_BYTES for block in self.store.layout.blocks
+            )
+        nbytes = _whole_pages(activations + gradients)
+        if not nbytes:
+            return None
+        return ActivationStore(
+            self.run,
+            engine=self.io,
+            capacity_bytes=nbytes,
+            drives=self.drives,
+            weights=self.drive_weights,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+    def close(self, *, should_delete: bool) -> None:
+        """Let everything go; delete the run if asked."""
+        try:
+            self.store.close(should_delete=should_delete)
+        finally:
+            try:
+                self.run.close(should_delete=should_delete)
+            finally:
+                self.io.close()
+                if self.owns_device:
+                    self.device.close()
+
+
+def compute_format_of(model: torch.nn.Module) -> ComputeFormat:
+    """bf16 or fp16, from the type of the model's parameters; fp32 models compute in bf16.
+
+    Raises:
+        ConfigError: parameters of several types, or of another one.
+    """
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    formats = {_FORMATS.get(kind) for kind in kinds}
+    if not kinds or None in formats or len(formats) > 1:
+        found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds)) or "none"
+        raise ConfigError(
+            f"the model's parameters are of type {found}",
+            why="they are kept in one 16-bit type with fp32 masters",
+            remedy="convert the model to bfloat16 (or all of it to float16)",
+        )
+    found_format = formats.pop()
+    assert found_format is not None
+    return found_format
+
+
+def lay_out(
+    model: torch.nn.Module, traced: TracedModel, compute_format: ComputeFormat
+) -> tuple[SegmentMap, StateLayout]:
+    """Segments and state layout of a model."""
+    segments = segments_from_trace(model, traced.stretches)
+    return segments, StateLayout.pack(state_entries(model, segments), compute_format=compute_format)
+
+
+def take_model_out(
+    model: torch.nn.Module, segments: SegmentMap, layout: StateLayout, device: Device
+) -> dict[BlockId, ParameterSet]:
+    """Replace the model's parameters by absent ones; its values must be in the store by now."""
+    dtype = _COMPUTE[layout.compute_format]
+    target = device.torch_device
+    for parameter in model.parameters():
+        if parameter.dtype is not dtype:
+            stand_in = torch.zeros((), dtype=dtype, device=parameter.device)
+            parameter.data = stand_in.expand(parameter.shape)
+    for buffer in model.buffers():
+        if buffer.is_meta:
+            raise ConfigError(
+                "the model has buffers on the meta device",
+                why="their values (rotary frequencies, running means) are not known",
+                remedy="build the model with real buffers and parameters on meta",
+            )
+        if buffer.device != target:
+            buffer.data = buffer.data.to(target)
+    weights = map_weights(segments, layout, dtype)
+    sets = segments.parameter_sets(
+        model,
+        {
+            segment.id: weights[segment.id].layouts[segment.id]
+            for segment in segments
+            if segment.parameters
+        },
+    )
+    for own in sets.values():
+        own.take_out(target)
+    return sets
+
+
+def open_run(ssd: Sequence[str | os.PathLike[str]], run: str | None) -> tuple[RunDirectories, bool]:
+    """The directories of a new run, or of one to go on with."""
+    check_directories(ssd)
+    if run is not None:
+        return RunDirectories.attach(ssd, run), False
+    return RunDirectories.create(ssd, secrets.token_hex(4)), True
+
+
+def initial_tensors(
+    model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]] | None
+) -> Iterable[tuple[str, torch.Tensor]]:
+    """First values of all parameters: given ones, or those the model has.
+
+    Raises:
+        ConfigError: the model is on meta and none are given.
+    """
+    if weights is not None:
+        return weights
+    on_meta = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if on_meta:
+        raise ConfigError(
+            f"{len(on_meta)} parameters of the model are on the meta device, {on_meta[0]} the "
+            "first",
+            why="they have no values to start from",
+            remedy="pass weights=, an iterable of (name, tensor), or a model with data",
+        )
+    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+def _goes_to_ssd(plan: Plan, number: int) -> bool:
+    block = plan.blocks[number]
+    choices = [block.input_choice, *(choice for _, choice in block.choices)]
+    return any(choice.value == "swap_to_ssd" for choice in choices)
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
