@@ -75,16 +75,16 @@ def forced(case: EngineCase) -> Policy | str:
     return make
 
 
-def _overruled(case: EngineCase, block: BlockPlan, shape: Any, number: int, count: int) -> BlockPlan:
+def _overruled(
+    case: EngineCase, block: BlockPlan, shape: Any, number: int, count: int
+) -> BlockPlan:
     if case.choice is not None and 0 < number < count - 1:
         saved = [op.index for op in shape.operators if op.is_saved]
         chosen = case.choice
         block = replace(
             block,
             input_choice=Choice.KEEP if chosen is Choice.RECOMPUTE else chosen,
-            choices=()
-            if chosen is Choice.RECOMPUTE
-            else tuple((index, chosen) for index in saved),
+            choices=() if chosen is Choice.RECOMPUTE else tuple((index, chosen) for index in saved),
         )
     if case.residents is not None:
         kinds = (TensorKind.P16, TensorKind.P32, TensorKind.OS32) if case.residents else ()
@@ -103,10 +103,7 @@ def build(case: EngineCase) -> torch.nn.Module:
 def batches_of(case: EngineCase) -> list[list[dict[str, Any]]]:
     tiny = TINY_MODELS[case.model]
     return [
-        [
-            tiny.batch(100 * step + number, case.dtype)
-            for number in range(case.num_micro_batches)
-        ]
+        [tiny.batch(100 * step + number, case.dtype) for number in range(case.num_micro_batches)]
         for step in range(case.num_steps)
     ]
 
@@ -160,12 +157,11 @@ def plain_run(case: EngineCase, engine: Engine, model: torch.nn.Module) -> Plain
         model,
         batches_of(case),
         layout=engine.store.layout,
-        weights=lambda batches: loss_weights(
-            batches, None, is_causal=engine._setup.is_causal
-        ),
+        weights=lambda batches: loss_weights(batches, None, is_causal=engine._setup.is_causal),
         settings_of=lambda step, name: rates[groups[id(named[name])]].settings,
         max_grad_norm=case.max_grad_norm,
         loss_fn=LOSS_FUNCTIONS.get(case.model),
+        loss_scale=2.0**16 if case.dtype is torch.float16 else None,
     )
 
 

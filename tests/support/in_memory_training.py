@@ -39,15 +39,16 @@ def train_in_memory(
     settings_of: Callable[[int, str], AdamWSettings],
     max_grad_norm: float | None,
     loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
-    masters: dict[str, torch.Tensor] | None = None,
+    loss_scale: float | None = None,
 ) -> PlainRun:
-    """Train every step's micro-batches; `layout` says how gradients lie for the norm."""
+    """Train every step's micro-batches; `layout` says how gradients lie for the norm.
+
+    `loss_scale`: the first one, of dynamic scaling; a step that overflows is left out and halves
+    it.
+    """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     run = PlainRun(
-        masters={
-            name: (masters[name] if masters else p.detach()).float().clone()
-            for name, p in named.items()
-        },
+        masters={name: p.detach().float().clone() for name, p in named.items()},
         first={name: torch.zeros(p.shape) for name, p in named.items()},
         second={name: torch.zeros(p.shape) for name, p in named.items()},
     )
@@ -57,14 +58,19 @@ def train_in_memory(
         losses = []
         for batch, weight in zip(batches, weights(batches), strict=True):
             loss = loss_of(model, batch, loss_fn)
-            loss = loss if weight == 1.0 else loss * weight
+            factor = weight * (loss_scale or 1.0)
+            loss = loss if factor == 1.0 else loss * factor
             loss.backward()
-            losses.append(float(loss.detach()))
+            losses.append(float(loss.detach()) / (loss_scale or 1.0))
         run.losses.append(losses)
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        norm = global_norm(gradients, layout, next(iter(named.values())).dtype)
+        inverse = 1.0 / (loss_scale or 1.0)
+        norm = global_norm(gradients, layout, next(iter(named.values())).dtype) * inverse
         run.norms.append(norm)
-        scale = clip_scale(norm, max_grad_norm)
+        if loss_scale is not None and not math.isfinite(norm):
+            loss_scale /= 2
+            continue
+        scale = inverse * clip_scale(norm, max_grad_norm)
         with torch.no_grad():
             for name, gradient in gradients.items():
                 counts[name] += 1

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -123,6 +123,17 @@ class TraceableModel:
         Raises:
             ConfigError: if it cannot run on fake tensors, or leaves blocks out.
         """
+        try:
+            return self._run(make_inputs, point, is_as_if_real=True)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, DataDependentOutputException):
+                raise
+        # The model looks into a mask. Then let it build masks in full, as it does for real ones.
+        return self._run(make_inputs, point, is_as_if_real=False)
+
+    def _run(
+        self, make_inputs: MakeInputs, point: Point, *, is_as_if_real: bool
+    ) -> list[Stretch]:
         with self._mode:
             inputs = make_inputs(*point)
             tracer = _Tracer(self)
@@ -130,9 +141,8 @@ class TraceableModel:
                 tracer.recorder.keep_saved, lambda tensor: tensor
             )
             fused = _FlashAttention() if self._should_assume_flash else nullcontext()
-            # A mask's values are not known here: then it is built in full, as for a real one.
-            as_if_real = nullcontext() if "attention_mask" in inputs else _as_if_real()
-            with _explained(self.model, tracer), _quiet(), as_if_real, torch.enable_grad():
+            pretence = _as_if_real() if is_as_if_real else nullcontext()
+            with _explained(self.model, tracer), _quiet(), pretence, torch.enable_grad():
                 with fused, hooks, tracer.recorder:
                     result = self.call(self.skeleton.module, inputs)
                 with tracer.recorder:

@@ -39,6 +39,7 @@ class _Gradient:
     source: Lease | None = None
     """What the buffer of the backward pass is leased as."""
     is_complete: bool = False
+    is_spilled: bool = False
 
 
 class GradientMoves:
@@ -133,7 +134,7 @@ class GradientMoves:
                 )
         for ticket in tickets:
             self._spill.wait(ticket)
-        gradient.in_ram = None
+        gradient.in_ram, gradient.is_spilled = None, True
 
     # What updates use --------------------------------------------------------------------------
 
@@ -144,7 +145,8 @@ class GradientMoves:
 
     def spilled_bytes(self, block: BlockId, step: int, number: int) -> int:
         """Bytes, in whole pages, of a piece that must be read back; 0 if it is in RAM."""
-        if not self.exists(block, step) or self._of(block, step).in_ram is not None:
+        gradient = self._gradients.get((block, step))
+        if gradient is None or not gradient.is_spilled:
             return 0
         begin, end = self._pieces(block)[number]
         return whole_pages(2 * (end - begin))

@@ -134,7 +134,7 @@ def tensor_rates(
     found: dict[BlockId, list[TensorRates]] = {}
     for number, block in enumerate(layout.blocks):
         places = [place for place in block.places if place.entry.is_trainable]
-        ends = [place.begin for place in places[1:]] + [block.num_trainable]
+        ends = [*(place.begin for place in places[1:]), block.num_trainable][: len(places)]
         found[BlockId(number)] = [
             TensorRates(
                 name=place.entry.name,

@@ -94,7 +94,7 @@ class SegmentMap:
             segment.id: ParameterSet(
                 segment.name,
                 {name: named[name] for name in segment.parameters},
-                layouts[segment.id] if layouts is not None else None,
+                layouts.get(segment.id) if layouts is not None else None,
             )
             for segment in self.segments
         }

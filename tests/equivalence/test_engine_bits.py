@@ -1,0 +1,154 @@
+"""The engine against a plain loop in memory: losses, masters, m and v equal in every bit.
+
+Whatever the RAM, chunk sizes, threads, number of SSDs, micro-batches, and wherever activations
+wait. The fast part samples the combinations; the slow part runs all of them on every model.
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lohan.vocabulary import Choice
+from support.engine_runs import MIB, EngineCase, all_cases, assert_same, run_case
+from support.tiny_models import TINY_MODELS
+
+AMPLE, TIGHT = 64 * MIB, 4 * MIB
+
+EVERYTHING = {
+    "ram_bytes": [AMPLE, TIGHT],
+    "num_ssds": [1, 3],
+    "num_micro_batches": [1, 4],
+    # Off, always, and in some steps (norms are around 2).
+    "max_grad_norm": [None, 1.0, 2.0],
+    "choice": [Choice.KEEP, Choice.SWAP_TO_RAM, Choice.SWAP_TO_SSD, Choice.RECOMPUTE],
+    "num_parts": [1, 3],
+    "num_threads": [1, 2],
+    "device": ["cpu", "emulated"],
+}
+
+
+def check(case: EngineCase, directory: Path) -> None:
+    if case.ram_bytes == TIGHT:
+        # Nothing resident: with tiny models even a tight budget would hold all states.
+        case = replace(case, residents=False)
+    outcome, expected = run_case(case, directory)
+    assert_same(outcome, expected, norms=case.max_grad_norm is not None)
+
+
+def sampled(model: str, count: int) -> list[EngineCase]:
+    cases = all_cases(**EVERYTHING)
+    picked = random.Random(model).sample(cases, count)
+    return [replace(case, model=model, num_steps=3) for case in picked]
+
+
+@pytest.mark.parametrize(
+    "case", [case for model in TINY_MODELS for case in sampled(model, 4)], ids=str
+)
+def test_a_sample_of_all_combinations_changes_no_bit(case: EngineCase, tmp_path: Path) -> None:
+    check(case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.parametrize("device", EVERYTHING["device"])
+def test_every_combination_changes_no_bit(model: str, device: str, tmp_path: Path) -> None:
+    """All combinations of a device; each of them takes few steps, the next test takes twenty."""
+    for case in all_cases(**{**EVERYTHING, "device": [device]}):
+        check(replace(case, model=model, num_steps=2), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.parametrize("choice", EVERYTHING["choice"])
+def test_twenty_steps_change_no_bit(model: str, choice: Choice, tmp_path: Path) -> None:
+    for max_grad_norm in EVERYTHING["max_grad_norm"]:
+        check(
+            EngineCase(
+                model=model,
+                choice=choice,
+                num_steps=20,
+                num_micro_batches=2,
+                num_parts=2,
+                device="emulated",
+                max_grad_norm=max_grad_norm,
+            ),
+            tmp_path,
+        )
+
+
+@pytest.mark.parametrize("policy", ["lohan+", "lohan", "zero-infinity", "zero-offload"])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_every_policy_gives_the_same_bits(
+    policy: str, max_grad_norm: float | None, tmp_path: Path
+) -> None:
+    check(EngineCase(policy=policy, max_grad_norm=max_grad_norm, device="emulated"), tmp_path)
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_spilled_gradients_give_the_same_bits(
+    device: str, is_clipped: bool, tmp_path: Path
+) -> None:
+    check(
+        EngineCase(
+            residents=False,
+            spills=True,
+            num_parts=3,
+            device=device,
+            max_grad_norm=1.0 if is_clipped else None,
+        ),
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "t5", "bart", "dit"])
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_dropout_draws_the_same_numbers(model: str, num_micro_batches: int, tmp_path: Path) -> None:
+    check(
+        EngineCase(
+            model=model,
+            dropout=0.2,
+            num_micro_batches=num_micro_batches,
+            choice=Choice.SWAP_TO_RAM,
+            device="emulated",
+        ),
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("policy", ["lohan+", "lohan"])
+def test_fp16_with_loss_scaling_gives_the_same_bits(policy: str, tmp_path: Path) -> None:
+    check(EngineCase(dtype=torch.float16, policy=policy, num_steps=6, num_parts=2), tmp_path)
+
+
+def freeze_first_blocks(model: torch.nn.Module) -> None:
+    for parameter in model.get_input_embeddings().parameters():
+        parameter.requires_grad_(False)
+    for parameter in model.model.layers[0].parameters():
+        parameter.requires_grad_(False)
+
+
+def freeze_matrices(model: torch.nn.Module) -> None:
+    """As adapters do: every block has few trained parameters beside many frozen ones."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.dim() == 1)
+
+
+@pytest.mark.parametrize("freeze", [freeze_first_blocks, freeze_matrices])
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@pytest.mark.parametrize("residents", [None, False])
+def test_frozen_parameters_stay_and_the_others_have_the_same_bits(
+    freeze: object,
+    device: str,
+    max_grad_norm: float | None,
+    residents: bool | None,
+    tmp_path: Path,
+) -> None:
+    case = EngineCase(device=device, max_grad_norm=max_grad_norm, residents=residents)
+    outcome, expected = run_case(case, tmp_path, prepare=freeze)
+    assert_same(outcome, expected, norms=max_grad_norm is not None)
+    assert set(outcome.moments) == set(expected.masters)
