@@ -288,10 +288,7 @@ def test_bytes_per_parameter_are_those_of_the_system(
 def num_fetches(plan: Plan, block: int) -> int:
     """How often a step brings a block's weights to the GPU."""
     kind, last = plan.shape.blocks[block], len(plan.shape.blocks) - 1
-    is_lookup = block == 0 and not kind.backward_flops.at(
-        plan.batch_per_gpu, plan.workload.sequence
-    )
-    return 1 if is_lookup or block == last else 2
+    return 1 if (block == 0 and kind.is_lookup) or block == last else 2
 
 
 @pytest.mark.parametrize("seed", range(40))

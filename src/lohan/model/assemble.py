@@ -175,6 +175,7 @@ def _block(
         ),
         input_bytes=_fit(f"the input of {name!r}", points, [s.input_bytes for s in stretches]),
         output_bytes=_fit(f"the output of {name!r}", points, [s.output_bytes for s in stretches]),
+        is_lookup=not any(stretch.segment.saves_parameters for stretch in stretches),
     )
 
 

@@ -16,7 +16,7 @@ from lohan.errors import ConfigError
 INPUT = -1
 """Stands in `OperatorShape.inputs` for whatever enters the block from outside."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,7 @@ class BlockShape:
         operators: in the order of their `index`.
         input_bytes: tensors that enter with a gradient: the activation between blocks.
         output_bytes: tensors that leave.
+        is_lookup: its backward pass needs no weights, as that of an embedding.
     """
 
     name: str
@@ -121,6 +122,7 @@ class BlockShape:
     operators: tuple[OperatorShape, ...] = ()
     input_bytes: Growth = Growth()
     output_bytes: Growth = Growth()
+    is_lookup: bool = False
 
     @property
     def forward_flops(self) -> Growth:
@@ -280,6 +282,7 @@ def _block_from(record: Any) -> BlockShape:
         operators=tuple(_operator_from(o) for o in _typed(record, "operators", list)),
         input_bytes=_growth_from(record["input_bytes"]),
         output_bytes=_growth_from(record["output_bytes"]),
+        is_lookup=_typed(record, "is_lookup", bool),
     )
 
 

@@ -131,9 +131,7 @@ class TraceableModel:
         # The model looks into a mask. Then let it build masks in full, as it does for real ones.
         return self._run(make_inputs, point, is_as_if_real=False)
 
-    def _run(
-        self, make_inputs: MakeInputs, point: Point, *, is_as_if_real: bool
-    ) -> list[Stretch]:
+    def _run(self, make_inputs: MakeInputs, point: Point, *, is_as_if_real: bool) -> list[Stretch]:
         with self._mode:
             inputs = make_inputs(*point)
             tracer = _Tracer(self)

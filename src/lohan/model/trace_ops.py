@@ -91,12 +91,14 @@ class Segment:
         num_calls: counted calls so far, views included.
         parameters: storage keys of the parameters it used.
         entering_bytes: tensors with a gradient it read from outside, by storage key.
+        saves_parameters: autograd keeps parameters for its backward pass (a lookup keeps none).
     """
 
     calls: list[Call] = field(default_factory=list)
     num_calls: int = 0
     parameters: set[int] = field(default_factory=set)
     entering_bytes: dict[int, int] = field(default_factory=dict)
+    saves_parameters: bool = False
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
@@ -136,6 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         owner = self._owner.get(storage_key(tensor))
         if owner is not None and owner.segment is self.segment:
             owner.saved_keys.add(storage_key(tensor))
+        self.segment.saves_parameters |= storage_key(tensor) in self._parameter_keys
         return tensor
 
     def made_here(self, tensor: torch.Tensor) -> bool:

@@ -26,6 +26,7 @@ from lohan.runtime.memory import HostMemory, LeaseBook
 from lohan.runtime.planning import (
     BatchSizes,
     PlannedRun,
+    kinds_in_ram,
     plan_run,
     pools_bytes,
     rounding_bytes,
@@ -448,7 +449,7 @@ class Engine:
         )
         self._stop_running(should_finish=True)
         if fixed is None:
-            setup.make_residents([block.residents for block in planned.plan.blocks])
+            setup.make_residents(kinds_in_ram(planned.plan))
         self._prediction = None
         self._running = self._start(planned)
         return self._running

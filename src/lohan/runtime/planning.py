@@ -28,7 +28,7 @@ from lohan.runtime.swap_modes import BlockChoices
 from lohan.schedule.task import Pool
 from lohan.store import StateLayout, parts_of_kinds, resident_bytes
 from lohan.units import format_bytes
-from lohan.vocabulary import BlockId, Choice, Tier
+from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
 
 Policy = Callable[[Machine, ModelShape, Workload], Plan]
 
@@ -118,6 +118,7 @@ class TracedModel:
         loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None,
     ) -> None:
         """`example`: a micro-batch; without one the model must be one whose inputs are known."""
+        _switch_caches_off(model)
         call: Call | None = loss_fn
         self._traceable = TraceableModel(
             model,
@@ -287,13 +288,22 @@ def needed_ram_bytes(plan: Plan, layout: StateLayout) -> int:
     """RAM of the schedule's pools in RAM, of what is resident, and of roundings."""
     from lohan.schedule import RollingSchedule
 
-    residents = parts_of_kinds(layout, [block.residents for block in plan.blocks])
+    residents = parts_of_kinds(layout, kinds_in_ram(plan))
     return (
         pools_bytes(RollingSchedule(plan).pools, {Tier.RAM})
         + resident_bytes(layout, residents)
         + rounding_bytes(layout)
         + swap_rounding_bytes(plan)
     )
+
+
+def kinds_in_ram(plan: Plan) -> list[list[TensorKind]]:
+    """State kinds of each block that live in RAM."""
+    states = (TensorKind.P16, TensorKind.P32, TensorKind.OS32)
+    return [
+        [kind for kind in states if plan.home_of(BlockId(number), kind) is Tier.RAM]
+        for number in range(len(plan.blocks))
+    ]
 
 
 def pools_bytes(pools: Mapping[str, Pool], tiers: set[Tier]) -> int:
@@ -380,6 +390,15 @@ def _like(example: Any) -> MakeInputs:
         # Models leave a mask that masks nothing out, and then run other operators.
         del kept["attention_mask"]
     return make
+
+
+def _switch_caches_off(model: torch.nn.Module) -> None:
+    """Keys and values of earlier tokens are for generating; training would fill them for nothing,
+    and a cache makes blocks depend on each other."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", None):
+            config.use_cache = False
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:

@@ -160,7 +160,7 @@ class _StepBuilder:
             is_head = block == self._head
             is_first = block == self._blocks[0] and not is_head
             # Gradients of a lookup need no weights.
-            is_lookup = is_first and not costs.backward_flops
+            is_lookup = is_first and self._plan.block_shape(block).is_lookup
             weights = [] if is_lookup or is_head else self._fetch_weights(block, "backward")
             fetched = self._swap_in(block, swapped[block])
             after = [*weights, *fetched, previous]
