@@ -13,7 +13,8 @@ SOURCE = pathlib.Path(__file__).parents[1] / "src" / "lohan"
 ROWS = {
     "cli": 10,
     "report": 9,
-    "train": 8,
+    "train": 8.5,
+    "attaching": 8.25,
     "measure": 8,
     "runtime": 7,
     "store": 6,

@@ -3,6 +3,33 @@
 Importing this package is cheap: nothing heavy is imported before it is used.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lohan.attaching import attach as attach
+    from lohan.optimizer.torch_optimizer import AdamW as AdamW
+    from lohan.runtime.engine import Engine as Engine
+    from lohan.runtime.results import StepResult as StepResult
+
 __version__ = "0.1.0.dev0"
 
-__all__ = ["__version__"]
+_HOMES = {
+    "AdamW": "lohan.optimizer.torch_optimizer",
+    "Engine": "lohan.runtime.engine",
+    "StepResult": "lohan.runtime.results",
+    "attach": "lohan.attaching",
+}
+
+__all__ = ["AdamW", "Engine", "StepResult", "__version__", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'lohan' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,8 +9,6 @@ runs after the last one. What runs between two blocks of a list belongs to the e
 runs between two lists (an encoder and a decoder) is a block of its own, a bridge.
 """
 
-import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from lohan.model.blocks import FoundBlock, find_blocks, structure_of
 from lohan.model.growth_fit import Point
 from lohan.model.skeleton import make_skeleton, replace_forward
 from lohan.model.trace_ops import Recorder, Segment, storage_key, tensor_bytes, tensors_in
+from lohan.model.trace_pretence import as_if_real, quiet
 
 MakeInputs = Callable[[int, int], dict[str, Any]]
 """Makes the keyword arguments of `forward` for a batch and a sequence length."""
@@ -139,8 +138,8 @@ class TraceableModel:
                 tracer.recorder.keep_saved, lambda tensor: tensor
             )
             fused = _FlashAttention() if self._should_assume_flash else nullcontext()
-            pretence = _as_if_real() if is_as_if_real else nullcontext()
-            with _explained(self.model, tracer), _quiet(), pretence, torch.enable_grad():
+            pretence = as_if_real() if is_as_if_real else nullcontext()
+            with _explained(self.model, tracer), quiet(), pretence, torch.enable_grad():
                 with fused, hooks, tracer.recorder:
                     result = self.call(self.skeleton.module, inputs)
                 with tracer.recorder:
@@ -287,36 +286,6 @@ class _Tracer:
             # Never used: it goes where its neighbour in the model goes.
             home = used.get(id(parameter), home)
             home.parameters.add(id(parameter))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from printing an error that is raised, and explained, all the same."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = was_disabled
-
-
-@contextmanager
-def _as_if_real() -> Iterator[None]:
-    """Keep transformers from treating fake tensors as a compilation.
-
-    It would then build every causal mask in full, because a compiled graph must hold for any
-    input, where a real run finds that no mask is needed.
-    """
-    masks: Any = sys.modules.get("transformers.masking_utils")
-    is_tracing = getattr(masks, "is_tracing", None)
-    if is_tracing is None:
-        yield
-        return
-    masks.is_tracing = lambda tensor=None: False
-    try:
-        yield
-    finally:
-        masks.is_tracing = is_tracing
 
 
 @contextmanager

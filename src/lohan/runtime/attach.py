@@ -18,7 +18,7 @@ from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.engine import Engine
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, Policy, TracedModel
+from lohan.runtime.planning import Budgets, Policy
 from lohan.runtime.run_setup import (
     RunSetup,
     compute_format_of,
@@ -29,6 +29,7 @@ from lohan.runtime.run_setup import (
 )
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
+from lohan.runtime.traced_model import TracedModel
 from lohan.ssd import CHUNK_BYTES, DriveSettings, IoEngine, add_drives, choose_engine
 from lohan.store import ComputeFormat, SlotCount, StateStore, create_states, open_states
 from lohan.units import MIB, format_bytes
@@ -57,9 +58,10 @@ def attach_engine(
     progress: Progress | None = None,
     is_tracing: bool = False,
     io: IoEngine | None = None,
-    drive_settings: DriveSettings | None = None,
+    drive_settings: Sequence[DriveSettings] | None = None,
     drive_weights: Sequence[float] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    owns_device: bool = False,
 ) -> Engine:
     """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`."""
     nonfinite_policy = _nonfinite(nonfinite)
@@ -74,18 +76,16 @@ def attach_engine(
     scratch = min(_MOST_SCRATCH_BYTES, max(_LEAST_SCRATCH_BYTES, ram_bytes // 64))
     with contextlib.ExitStack() as undo:
         opened: Device
-        owns_device: bool
         if device is None or isinstance(device, str):
             opened, owns_device = open_device(device, memory_bytes=gpu_bytes), True
             undo.callback(opened.close)
         else:
-            opened, owns_device = device, False
+            opened = device
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
         engine_io = io if io is not None else choose_engine()[0]
         undo.callback(engine_io.close)
-        settings = None if drive_settings is None else [drive_settings] * len(ssd)
-        drives = add_drives(engine_io, directories.paths, settings)
+        drives = add_drives(engine_io, directories.paths, drive_settings)
         store: StateStore
         if is_new:
             tell(

@@ -5,109 +5,37 @@ happens when something fails. The work is in the other files of this folder. Cal
 by `train`. Everything here runs on the main thread.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from lohan.device.device import Device
-from lohan.errors import CheckpointError, ConfigError, ScheduleError
+from lohan.errors import CheckpointError, ScheduleError
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.plan.plan import Plan
-from lohan.runtime.driver import THREADED_LANES, StepDriver
-from lohan.runtime.gradient_moves import GradientMoves
 from lohan.runtime.lane_load import LaneLoad
-from lohan.runtime.lanes import LaneExecutor
 from lohan.runtime.loss import LossScale, loss_weights, num_tokens, weighted
-from lohan.runtime.memory import HostMemory, LeaseBook
 from lohan.runtime.planning import (
-    BatchSizes,
-    PlannedRun,
     kinds_in_ram,
     plan_run,
-    pools_bytes,
-    rounding_bytes,
-    sizes_of,
-    swap_rounding_bytes,
 )
+from lohan.runtime.results import RunCounters, Sealed, StepResult
 from lohan.runtime.run_setup import RunSetup
-from lohan.runtime.segments import LossFunction, SegmentedModel
+from lohan.runtime.running import RunningPlan, start_running
+from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import StepRecord, tensor_rates
-from lohan.runtime.swapping import SwappedActivations
-from lohan.runtime.updates import Updates
-from lohan.runtime.weight_map import map_weights
-from lohan.runtime.weight_moves import WeightMoves
-from lohan.schedule import RollingSchedule
+from lohan.runtime.traced_model import BatchSizes, sizes_of
 from lohan.simulate import SimulatedStep, simulate_plan
-from lohan.store import ActivationStore, StateStore
+from lohan.store import StateStore
 from lohan.trace import Recorder, Trace
-from lohan.vocabulary import ComputeKind, Tier
+from lohan.vocabulary import ComputeKind
 
 _NUM_TRACED_SPANS = 20_000
 _METADATA_KEY = "lohan"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """One optimizer step."""
-
-    step: int
-    """Counts from 1."""
-    loss: float
-    """Of the whole step: the weighted sum of its micro-batches' losses."""
-    losses: tuple[float, ...]
-    """Of each micro-batch, already weighted."""
-    grad_norm: float | None
-    """Global norm before clipping; None where nothing waits for it."""
-    tokens: int
-    seconds: float
-    read_bytes: int
-    written_bytes: int
-    busy: Mapping[str, float]
-    """Share of the step's time each lane was at work."""
-    bottleneck: str
-    is_skipped: bool = False
-    """Gradients were not finite; weights and states are as before."""
-    loss_scale: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed:
-    """The last resume point."""
-
-    step: int
-    metadata: Mapping[str, Any]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Running:
-    """What is made anew with each plan."""
-
-    planned: PlannedRun
-    rolling: RollingSchedule
-    lanes: LaneExecutor
-    driver: StepDriver
-    model: SegmentedModel
-    host: HostMemory
-    book: LeaseBook
-    weights: WeightMoves
-    gradients: GradientMoves
-    activations: SwappedActivations
-    updates: Updates
-    swap_file: ActivationStore | None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Counters:
-    """What lasts from step to step and is sealed with the states."""
-
-    num_steps: int = 0
-    num_updates: int = 0
-    missed: dict[str, int] = field(default_factory=dict)
-    """Updates a tensor did not get because it had no gradient."""
 
 
 class Engine:
@@ -121,17 +49,18 @@ class Engine:
         """Called by `attach`."""
         self._setup, self.optimizer = setup, optimizer
         self.model = setup.model
-        self._counters = _Counters()
-        self._scale = LossScale() if setup.dtype is torch.float16 else None
+        self._counters = RunCounters(scale=LossScale() if setup.dtype is torch.float16 else None)
         self._recorder = Recorder(is_on=is_tracing, capacity_spans=_NUM_TRACED_SPANS)
         self._load = LaneLoad()
-        self._running: _Running | None = None
+        self._running: RunningPlan | None = None
         self._prediction: SimulatedStep | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
         self._is_settled = True
         self._knows_draws = False
-        self._take_sealed_counters()
+        manifest = setup.store.sealed
+        if manifest is not None and _METADATA_KEY in manifest.metadata:
+            self._counters.take(manifest.metadata[_METADATA_KEY])
 
     # What a user does --------------------------------------------------------------------------
 
@@ -155,7 +84,7 @@ class Engine:
             StorageError: a drive failed.
         """
         self._refuse_if_over()
-        batches = self._on_device(micro_batches)
+        batches = self._setup.on_device(micro_batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
         shares = loss_weights(batches, weights, is_causal=self._setup.is_causal)
         rates = self.optimizer.rates()
@@ -171,7 +100,7 @@ class Engine:
             As `step`.
         """
         self._refuse_if_over()
-        given = self._on_device(batches)
+        given = self._setup.on_device(batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
         losses: list[float] = []
         running = self._running or self._plan_for(given[:1])
@@ -218,15 +147,9 @@ class Engine:
             ConfigError: the metadata is not plain JSON.
         """
         self.synchronize()
-        own = {
-            "num_steps": self._counters.num_steps,
-            "num_updates": self._counters.num_updates,
-            "missed": self._counters.missed,
-            "loss_scale": [self._scale.value, self._scale.num_good] if self._scale else None,
-        }
         self._setup.store.seal(
             step=self._counters.num_steps,
-            metadata={_METADATA_KEY: own, "user": dict(metadata or {})},
+            metadata={_METADATA_KEY: self._counters.to_json(), "user": dict(metadata or {})},
         )
 
     def close(self, *, should_delete: bool = False) -> None:
@@ -311,15 +234,15 @@ class Engine:
 
     def _step(
         self,
-        running: _Running,
+        running: RunningPlan,
         batches: list[Any],
         loss_fn: LossFunction | None,
         shares: list[float],
         rates: list[Any],
     ) -> StepResult:
         started = time.perf_counter()
-        before = self._setup.store.counters, self._swap_counters(running)
-        scale = self._scale.value if self._scale is not None else None
+        before = self._setup.store.counters, running.swap_counters
+        scale = self._counters.scale.value if self._counters.scale is not None else None
         record = self._record(rates, scale)
         tasks = running.rolling.step()
         number = running.rolling.num_passes - 1
@@ -340,9 +263,9 @@ class Engine:
         for task in norm:
             running.lanes.wait(task.id)
         losses = tuple(float(loss) / (scale or 1.0) for loss in found)
-        self._count(record)
+        self._counters.count(record)
         ended = time.perf_counter()
-        after = self._setup.store.counters, self._swap_counters(running)
+        after = self._setup.store.counters, running.swap_counters
         busy = self._load.end(ended)
         return StepResult(
             step=record.number,
@@ -382,22 +305,8 @@ class Engine:
             loss_scale=scale,
         )
 
-    def _count(self, record: StepRecord) -> None:
-        self._counters.num_steps += 1
-        if self._scale is not None:
-            self._scale.update(is_overflow=record.is_skipped)
-        if record.is_skipped:
-            return
-        self._counters.num_updates += 1
-        missed = self._counters.missed
-        visited = set(record.missing)
-        for block, tensors in record.tensors.items():
-            for tensor in tensors:
-                if block not in visited or tensor.name in record.missing[block]:
-                    missed[tensor.name] = missed.get(tensor.name, 0) + 1
-
     def _learn_draws(
-        self, running: _Running, batches: list[Any], loss_fn: LossFunction | None
+        self, running: RunningPlan, batches: list[Any], loss_fn: LossFunction | None
     ) -> None:
         """Find out how many random numbers a forward draws: later micro-batches start from the
         state that earlier ones will leave."""
@@ -415,7 +324,7 @@ class Engine:
             left = running.model.unknown_batches(batches)
             unknown = [one for one in left if one is not batch]
 
-    def _flush(self, running: _Running) -> None:
+    def _flush(self, running: RunningPlan) -> None:
         if self._is_settled:
             return
         running.lanes.submit(running.rolling.flush())
@@ -424,7 +333,7 @@ class Engine:
 
     # Plans -------------------------------------------------------------------------------------
 
-    def _plan_for(self, batches: list[Any]) -> _Running:
+    def _plan_for(self, batches: list[Any]) -> RunningPlan:
         sizes = sizes_of(batches)
         if self._running is not None and self._running.planned.sizes.covers(sizes):
             return self._running
@@ -451,120 +360,31 @@ class Engine:
         if fixed is None:
             setup.make_residents(kinds_in_ram(planned.plan))
         self._prediction = None
-        self._running = self._start(planned)
+        self._running = start_running(
+            setup, planned, recorder=self._recorder, on_finish=self._load.add
+        )
         return self._running
-
-    def _start(self, planned: PlannedRun) -> _Running:
-        setup, plan = self._setup, planned.plan
-        rolling = RollingSchedule(plan)
-        layout, device = setup.store.layout, setup.device
-        tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
-        host = HostMemory(
-            pools_bytes(rolling.pools, tiers) + rounding_bytes(layout) + swap_rounding_bytes(plan),
-            device,
-        )
-        book = LeaseBook(host, device)
-        swap_file = setup.make_swap_file(plan)
-        names = {segment.id: segment.name for segment in setup.segments}
-        weights = WeightMoves(
-            store=setup.store,
-            weights=map_weights(setup.segments, layout, setup.dtype),
-            sets=setup.sets,
-            book=book,
-            device=device,
-        )
-        gradients = GradientMoves(
-            layout=layout,
-            book=book,
-            device=device,
-            spill=swap_file,
-            names=names,
-            num_pieces=planned.num_pieces,
-            num_threads=setup.num_threads,
-            dtype=setup.dtype,
-        )
-        updates = Updates(
-            store=setup.store,
-            book=book,
-            weights=weights,
-            gradients=gradients,
-            num_pieces=planned.num_pieces,
-            num_threads=setup.num_threads,
-            dtype=setup.dtype,
-        )
-        activations = SwappedActivations(device=device, book=book, file=swap_file)
-        driver = StepDriver(
-            planned=planned,
-            device=device,
-            weights=weights,
-            gradients=gradients,
-            activations=activations,
-            updates=updates,
-            names=names,
-        )
-        lanes = LaneExecutor(
-            dict.fromkeys(THREADED_LANES, driver.action),
-            pools=rolling.pools,
-            give_back=book.give_back,
-            recorder=self._recorder,
-            on_finish=self._load.add,
-        )
-        driver.lanes = lanes
-        model = SegmentedModel(
-            setup.model,
-            setup.segments,
-            sets=setup.sets,
-            hooks=driver,
-            device=device.torch_device,
-            store=activations,
-            enter_thread=device.compute,
-        )
-        return _Running(
-            planned=planned,
-            rolling=rolling,
-            lanes=lanes,
-            driver=driver,
-            model=model,
-            host=host,
-            book=book,
-            weights=weights,
-            gradients=gradients,
-            activations=activations,
-            updates=updates,
-            swap_file=swap_file,
-        )
 
     def _stop_running(self, *, should_finish: bool) -> None:
         running, self._running = self._running, None
         if running is None:
             return
-        running.lanes.close(should_finish=should_finish and self._failure is None)
-        running.driver.abandon()
-        running.activations.clear()
-        running.gradients.clear()
-        running.updates.clear()
-        running.weights.clear()
-        running.book.clear()
-        if running.swap_file is not None:
-            running.swap_file.close()
-        running.host.close()
-
-    def _swap_counters(self, running: _Running) -> Any:
-        from lohan.store import StoreCounters
-
-        return running.swap_file.counters if running.swap_file else StoreCounters()
+        running.close(should_finish=should_finish and self._failure is None)
 
     # Failure -----------------------------------------------------------------------------------
 
-    def _failing_for_good(self) -> "_Failing":
-        return _Failing(self)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
-        if self._running is not None:
-            self._running.lanes.stop(error)
-            self._stop_running(should_finish=False)
+    @contextlib.contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        """A failure inside is the end: lanes stop, everything in flight is let go."""
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = error
+            if self._running is not None:
+                self._running.lanes.stop(error)
+                self._stop_running(should_finish=False)
+            raise
 
     def _refuse_if_over(self) -> None:
         if self._is_closed:
@@ -581,50 +401,6 @@ class Engine:
                 remedy=f"attach again with run={self.run_id!r}: it goes on from step "
                 f"{seal.step if seal else 'none: nothing was sealed'}",
             ) from self._failure
-
-    def _take_sealed_counters(self) -> None:
-        manifest = self._setup.store.sealed
-        own = manifest.metadata.get(_METADATA_KEY) if manifest is not None else None
-        if own:
-            self._counters.num_steps = int(own["num_steps"])
-            self._counters.num_updates = int(own["num_updates"])
-            self._counters.missed = {name: int(count) for name, count in own["missed"].items()}
-            if self._scale is not None and own["loss_scale"]:
-                self._scale.value, self._scale.num_good = own["loss_scale"]
-
-    def _on_device(self, batches: Sequence[Any]) -> list[Any]:
-        if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes, Mapping)):
-            raise ConfigError(
-                f"micro-batches are a {type(batches).__name__}",
-                why="a step takes a list of micro-batches, each a dictionary of tensors",
-                remedy="write engine.step([batch])",
-            )
-        if not batches:
-            raise ConfigError(
-                "a step was given no micro-batch",
-                why="there is nothing to compute",
-                remedy="give at least one batch",
-            )
-        return self._setup.on_device(batches)
-
-
-class _Failing:
-    """A failure inside is the end of the engine: lanes stop, everything in flight is let go."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._engine._fail(error)
 
 
 def _is_norm(task: Any) -> bool:

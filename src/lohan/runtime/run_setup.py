@@ -19,10 +19,11 @@ from lohan.hardware.machine import Machine
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import Plan
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, Policy, TracedModel
+from lohan.runtime.planning import Budgets, Policy
 from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
 from lohan.runtime.slots import ParameterSet
 from lohan.runtime.step_record import NonFinitePolicy
+from lohan.runtime.traced_model import TracedModel
 from lohan.runtime.weight_map import map_weights, state_entries
 from lohan.ssd import (
     ALIGNMENT_BYTES,
@@ -90,7 +91,23 @@ class RunSetup:
             self.progress(sentence)
 
     def on_device(self, batches: Sequence[Any]) -> list[Any]:
-        """Micro-batches with their tensors where compute reads them."""
+        """Micro-batches with their tensors where compute reads them.
+
+        Raises:
+            ConfigError: they are not a list of batches, or none.
+        """
+        if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes)):
+            raise ConfigError(
+                f"micro-batches are a {type(batches).__name__}",
+                why="a step takes a list of micro-batches, each a dictionary of tensors",
+                remedy="write engine.step([batch])",
+            )
+        if not batches:
+            raise ConfigError(
+                "no micro-batch was given",
+                why="there is nothing to compute",
+                remedy="give at least one batch",
+            )
         target = self.device.torch_device
         return [
             tree_map(

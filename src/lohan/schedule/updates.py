@@ -83,8 +83,8 @@ class UpdateTasks:
 
     def reuses_backward_weights(self, block: BlockId) -> bool:
         """Whether the update takes P16 from the copy the backward pass read."""
-        return (
-            self._trained[block] > 0
+        return bool(
+            self._trained[block]
             and self._system.state.needs_weights_to_update
             and self._plan.home_of(block, TensorKind.P16) is Tier.SSD
             and not self._is_deferred(block)
@@ -152,7 +152,6 @@ class UpdateTasks:
         for block in sorted(self._deferred):
             self._write_update(self._deferred.pop(block))
         self._flush_write(None)
-        self._last_write = None
 
     # How an update is spelled ----------------------------------------------------------------
 

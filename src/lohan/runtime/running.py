@@ -1,0 +1,155 @@
+"""What is made anew with each plan: lanes, moves, buffers, and the model driven by them.
+
+Owns their making in order and their end, after success and after failure. Used by the engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lohan.runtime.driver import THREADED_LANES, StepDriver
+from lohan.runtime.gradient_moves import GradientMoves
+from lohan.runtime.lanes import LaneExecutor
+from lohan.runtime.memory import HostMemory, LeaseBook
+from lohan.runtime.planning import (
+    PlannedRun,
+    pools_bytes,
+    rounding_bytes,
+    swap_rounding_bytes,
+)
+from lohan.runtime.run_setup import RunSetup
+from lohan.runtime.segments import SegmentedModel
+from lohan.runtime.swapping import SwappedActivations
+from lohan.runtime.updates import Updates
+from lohan.runtime.weight_map import map_weights
+from lohan.runtime.weight_moves import WeightMoves
+from lohan.schedule import RollingSchedule
+from lohan.schedule.task import Task
+from lohan.store import ActivationStore, StoreCounters
+from lohan.trace import Recorder
+from lohan.vocabulary import Tier
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningPlan:
+    """A plan in operation."""
+
+    planned: PlannedRun
+    rolling: RollingSchedule
+    lanes: LaneExecutor
+    driver: StepDriver
+    model: SegmentedModel
+    host: HostMemory
+    book: LeaseBook
+    weights: WeightMoves
+    gradients: GradientMoves
+    activations: SwappedActivations
+    updates: Updates
+    swap_file: ActivationStore | None
+
+    @property
+    def swap_counters(self) -> StoreCounters:
+        """SSD traffic of activations and spilled gradients."""
+        return self.swap_file.counters if self.swap_file is not None else StoreCounters()
+
+    def close(self, *, should_finish: bool) -> None:
+        """End the lanes, after all tasks or after the one each is at, and let memory go."""
+        try:
+            self.lanes.close(should_finish=should_finish)
+        finally:
+            self.driver.abandon()
+            self.activations.clear()
+            self.gradients.clear()
+            self.updates.clear()
+            self.weights.clear()
+            self.book.clear()
+            if self.swap_file is not None:
+                self.swap_file.close()
+            self.host.close()
+
+
+def start_running(
+    setup: RunSetup,
+    planned: PlannedRun,
+    *,
+    recorder: Recorder,
+    on_finish: Callable[[Task, float, float], None],
+) -> RunningPlan:
+    """Make everything a plan needs, and start its lanes."""
+    plan = planned.plan
+    rolling = RollingSchedule(plan)
+    layout, device = setup.store.layout, setup.device
+    tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
+    host = HostMemory(
+        pools_bytes(rolling.pools, tiers) + rounding_bytes(layout) + swap_rounding_bytes(plan),
+        device,
+    )
+    book = LeaseBook(host, device)
+    swap_file = setup.make_swap_file(plan)
+    names = {segment.id: segment.name for segment in setup.segments}
+    weights = WeightMoves(
+        store=setup.store,
+        weights=map_weights(setup.segments, layout, setup.dtype),
+        sets=setup.sets,
+        book=book,
+        device=device,
+    )
+    gradients = GradientMoves(
+        layout=layout,
+        book=book,
+        device=device,
+        spill=swap_file,
+        names=names,
+        num_pieces=planned.num_pieces,
+        num_threads=setup.num_threads,
+        dtype=setup.dtype,
+    )
+    updates = Updates(
+        store=setup.store,
+        book=book,
+        weights=weights,
+        gradients=gradients,
+        num_pieces=planned.num_pieces,
+        num_threads=setup.num_threads,
+        dtype=setup.dtype,
+    )
+    activations = SwappedActivations(device=device, book=book, file=swap_file)
+    driver = StepDriver(
+        planned=planned,
+        device=device,
+        weights=weights,
+        gradients=gradients,
+        activations=activations,
+        updates=updates,
+        names=names,
+    )
+    lanes = LaneExecutor(
+        dict.fromkeys(THREADED_LANES, driver.action),
+        pools=rolling.pools,
+        give_back=book.give_back,
+        recorder=recorder,
+        on_finish=on_finish,
+    )
+    driver.lanes = lanes
+    model = SegmentedModel(
+        setup.model,
+        setup.segments,
+        sets=setup.sets,
+        hooks=driver,
+        device=device.torch_device,
+        store=activations,
+        enter_thread=device.compute,
+    )
+    return RunningPlan(
+        planned=planned,
+        rolling=rolling,
+        lanes=lanes,
+        driver=driver,
+        model=model,
+        host=host,
+        book=book,
+        weights=weights,
+        gradients=gradients,
+        activations=activations,
+        updates=updates,
+        swap_file=swap_file,
+    )

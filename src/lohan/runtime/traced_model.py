@@ -1,0 +1,162 @@
+"""A model traced as the engine will run it, and the sizes of its batches.
+
+Owns how inputs of any size are made like an example, and what of a step's batches a plan depends
+on. Decides nothing. Used by `planning` and the engine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from lohan.errors import ConfigError
+from lohan.model.assemble import shape_at
+from lohan.model.inputs import inputs_for
+from lohan.model.shape import ModelShape
+from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
+from lohan.model.trace_ops import tensors_in
+
+_SMALLEST_SIZES = (2, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """Sizes of a step: of its largest micro-batch, and how many there are."""
+
+    num_micro_batches: int
+    micro_batch: int
+    sequence: int
+
+    def covers(self, other: "BatchSizes") -> bool:
+        """Whether a plan for these sizes can run a step of other sizes."""
+        return (
+            self.num_micro_batches == other.num_micro_batches
+            and self.micro_batch >= other.micro_batch
+            and self.sequence >= other.sequence
+        )
+
+    def with_room_for(self, other: "BatchSizes") -> "BatchSizes":
+        """Sizes that cover both; a longer sequence gets some room, so that not every batch that
+        is longer than all before needs a plan of its own."""
+        longer = other.sequence > self.sequence
+        return BatchSizes(
+            num_micro_batches=other.num_micro_batches,
+            micro_batch=max(self.micro_batch, other.micro_batch),
+            sequence=max(self.sequence, -(-other.sequence // 64) * 64 if longer else 0),
+        )
+
+
+def sizes_of(batches: Sequence[Any]) -> BatchSizes:
+    """The sizes of a step's micro-batches.
+
+    Raises:
+        ConfigError: a batch has no tensor with a batch dimension.
+    """
+    rows, columns = [], []
+    for batch in batches:
+        tensors = [leaf for leaf in tensors_in(batch) if leaf.dim() >= 1]
+        if not tensors:
+            raise ConfigError(
+                "a micro-batch has no tensors",
+                why="its size is not known",
+                remedy="give batches of tensors whose first dimension counts sequences",
+            )
+        rows.append(max(tensor.shape[0] for tensor in tensors))
+        lengths = [tensor.shape[1] for tensor in tensors if _is_tokens(tensor)]
+        columns.append(max(lengths, default=1))
+    return BatchSizes(num_micro_batches=len(batches), micro_batch=max(rows), sequence=max(columns))
+
+
+class TracedModel:
+    """A model made ready to be traced as the engine runs it."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        dtype: torch.dtype,
+        example: Any | None,
+        loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None,
+    ) -> None:
+        """`example`: a micro-batch; without one the model must be one whose inputs are known."""
+        _switch_caches_off(model)
+        call: Call | None = loss_fn
+        self._traceable = TraceableModel(
+            model,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            should_assume_flash=False,
+            call=call if example is not None else None,
+        )
+        self._make_inputs: MakeInputs
+        if example is not None:
+            self._make_inputs = _like(example)
+            small: tuple[int, int] = _point(sizes_of([example]))
+        else:
+            self._make_inputs, is_fixed = inputs_for(model, dtype)
+            small = (2, 0) if is_fixed else _SMALLEST_SIZES
+        self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
+        self._model = model
+
+    def shape(self, sizes: BatchSizes, example: Any) -> ModelShape:
+        """The model's shape at the sizes of a run.
+
+        Raises:
+            ConfigError: it does not run as it did when it was attached.
+        """
+        shape, run = shape_at(
+            self._traceable,
+            self._make_inputs if not isinstance(example, Mapping) else _like(example),
+            _point(sizes),
+            name=type(self._model).__name__,
+        )
+        if len(run) != len(self.stretches):
+            raise ConfigError(
+                f"the model ran through {len(run)} parts, and through {len(self.stretches)} when "
+                "it was attached",
+                why="states lie on SSD in the order of these parts",
+                remedy="attach with example= set to a batch like those of the run",
+            )
+        return shape
+
+
+def _point(sizes: BatchSizes) -> tuple[int, int]:
+    return sizes.micro_batch, sizes.sequence
+
+
+def _like(example: Any) -> MakeInputs:
+    """Inputs like an example, of any batch and sequence length."""
+
+    def make(batch: int, sequence: int) -> dict[str, Any]:
+        def one(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+                return leaf
+            size = [batch, *leaf.shape[1:]]
+            if _is_tokens(leaf):
+                size[1] = sequence
+            return torch.zeros(size, dtype=leaf.dtype)
+
+        made: dict[str, Any] = tree_map(one, kept)
+        return made
+
+    kept = dict(example)
+    mask = kept.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and not mask.is_meta and bool(mask.all()):
+        # Models leave a mask that masks nothing out, and then run other operators.
+        del kept["attention_mask"]
+    return make
+
+
+def _switch_caches_off(model: torch.nn.Module) -> None:
+    """Keys and values of earlier tokens are for generating; training would fill them for nothing,
+    and a cache makes blocks depend on each other."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None and getattr(config, "use_cache", None):
+            config.use_cache = False
+
+
+def _is_tokens(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()
