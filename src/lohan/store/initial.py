@@ -10,7 +10,7 @@ and no other checksum is lost.
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,14 +34,20 @@ from lohan.vocabulary import BlockId
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MOST_NAMED = 5
 
+Moments = Callable[[str], tuple[torch.Tensor, torch.Tensor]]
+"""First and second moment of a trainable tensor, by its name, in fp32."""
+
 
 def fill_states(
     file: StateFile,
     residents: Residents,
     tensors: Iterable[tuple[str, torch.Tensor]],
     scratch: Buffer,
+    moments: Moments | None = None,
 ) -> None:
     """Write every tensor of the layout to slot 0, or to RAM where it is resident.
+
+    Moments are zero where none are given: a run begins.
 
     May block: yes. Owns until: it ends, the scratch memory.
 
@@ -62,7 +68,10 @@ def fill_states(
                     remedy="give every tensor once",
                 )
             _refuse_unfit(place.entry, tensor)
-            writer.write(block, place, tensor.detach().contiguous().view(-1))
+            given = None
+            if moments is not None and place.entry.is_trainable:
+                given = _checked_moments(place.entry, moments(name))
+            writer.write(block, place, tensor.detach().contiguous().view(-1), given)
             del missing[name]
         writer.wait()
     finally:
@@ -98,6 +107,28 @@ def _refuse_unfit(entry: TensorEntry, tensor: torch.Tensor) -> None:
         )
 
 
+def _checked_moments(
+    entry: TensorEntry, found: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for moment in found:
+        _refuse_unfit(entry, moment)
+        if moment.dtype is not torch.float32:
+            raise ConfigError(
+                f"a moment of {entry.name} is {moment.dtype}",
+                why="moments are fp32",
+                remedy="give the moments as they were read from a store",
+            )
+    mean, square = (moment.detach().contiguous().view(-1) for moment in found)
+    # The sign bit of the second moment is not its own: it carries a bit of the master.
+    if torch.signbit(square).any():
+        raise ConfigError(
+            f"the second moment of {entry.name} has negative values",
+            why="it is a mean of squares",
+            remedy="check where the moments come from; they may be damaged or exchanged",
+        )
+    return mean, square
+
+
 def _missing_names(layout: StateLayout, missing: list[str]) -> ConfigError:
     shown = ", ".join(missing[:_MOST_NAMED]) + (", ..." if len(missing) > _MOST_NAMED else "")
     return ConfigError(
@@ -130,13 +161,21 @@ class _Writer:
         self._piece_positions = (self._area_bytes - 2 * ALIGNMENT_BYTES) // 4 // GRAIN * GRAIN
         assert self._piece_positions > 0
 
-    def write(self, block: BlockId, place: TensorPlace, flat: torch.Tensor) -> None:
+    def write(
+        self,
+        block: BlockId,
+        place: TensorPlace,
+        flat: torch.Tensor,
+        moments: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
         """Write one tensor's parts; its memory is free when this ends."""
         begin = place.begin
         while begin < place.end:
             # Cut at multiples of the piece, so that pieces of one tensor share no pages.
             end = min(place.end, (begin // self._piece_positions + 1) * self._piece_positions)
-            self._write_piece(block, place, flat, begin, end)
+            inside = slice(begin - place.begin, end - place.begin)
+            pieces = None if moments is None else (moments[0][inside], moments[1][inside])
+            self._write_piece(block, place, flat[inside], pieces, begin, end)
             begin = end
 
     def wait(self) -> None:
@@ -164,7 +203,13 @@ class _Writer:
                 raise error
 
     def _write_piece(
-        self, block: BlockId, place: TensorPlace, flat: torch.Tensor, begin: int, end: int
+        self,
+        block: BlockId,
+        place: TensorPlace,
+        source: torch.Tensor,
+        moments: tuple[torch.Tensor, torch.Tensor] | None,
+        begin: int,
+        end: int,
     ) -> None:
         side = self._sides[0]
         self._sides.reverse()
@@ -176,9 +221,8 @@ class _Writer:
             part: self._take_span((block, 0, part), side, n + 1, begin, end)
             for n, part in enumerate(parts)
         }
-        source = flat[begin - place.begin : end - place.begin]
         addresses = {part: span.address for part, span in spans.items()}
-        self._convert(entry, source, side.address, addresses)
+        self._convert(entry, source, moments, side.address, addresses)
         for span in spans.values():
             self._write_span(span, side)
 
@@ -218,7 +262,12 @@ class _Writer:
             )
 
     def _convert(
-        self, entry: TensorEntry, source: torch.Tensor, fp32: int, addresses: dict[Part, int]
+        self,
+        entry: TensorEntry,
+        source: torch.Tensor,
+        moments: tuple[torch.Tensor, torch.Tensor] | None,
+        fp32: int,
+        addresses: dict[Part, int],
     ) -> None:
         count = source.numel()
         found = _FORMATS[source.dtype]
@@ -234,8 +283,11 @@ class _Writer:
             _convert(p32, "fp32", addresses[Part.FROZEN16], wanted, count)
             self._refuse_overflow(entry, source, addresses[Part.FROZEN16])
             return
-        ctypes.memset(addresses[Part.M32], 0, 4 * count)
-        ctypes.memset(addresses[Part.V32], 0, 4 * count)
+        for number, part in enumerate((Part.M32, Part.V32)):
+            if moments is None:
+                ctypes.memset(addresses[part], 0, 4 * count)
+            else:
+                ctypes.memmove(addresses[part], moments[number].data_ptr(), 4 * count)
         if self._format is ComputeFormat.BF16:
             _native.split_masters(
                 p32=p32,

@@ -16,7 +16,7 @@ import torch
 from lohan.errors import StorageError
 from lohan.ssd import Buffer, Operation, Priority, StripedTicket
 from lohan.store.counters import StoreCounters
-from lohan.store.initial import fill_states, verify_fill
+from lohan.store.initial import Moments, fill_states, verify_fill
 from lohan.store.layout import ByteRange, Part
 from lohan.store.manifest import Manifest
 from lohan.store.masters import read_masters, read_moments
@@ -274,12 +274,16 @@ class StateStore:
             self._books_of(block).finish_update()
 
     def fill(
-        self, tensors: Iterable[tuple[str, torch.Tensor]], *, should_verify: bool = True
+        self,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        *,
+        moments: Moments | None = None,
+        should_verify: bool = True,
     ) -> None:
         """Take in the first values: every tensor once, in any order, one in RAM at a time.
 
-        fp32, bf16 and fp16 are taken; masters are exact, moments zero. Not sealed by this. What
-        was written is read back and compared, unless that is not wanted.
+        fp32, bf16 and fp16 are taken; masters are exact, moments zero or as given by name. Not
+        sealed by this. What was written is read back and compared, unless that is not wanted.
 
         Raises:
             ConfigError: a name is unknown, twice or missing, or a shape or type is wrong; the store
@@ -290,7 +294,7 @@ class StateStore:
             for books in self._slots.values():
                 books.refuse_fill()
         with self._residents.scratch() as scratch:
-            fill_states(self._file, self._residents, tensors, scratch)
+            fill_states(self._file, self._residents, tensors, scratch, moments)
             if should_verify:
                 verify_fill(self._file, self._residents, scratch)
         with self._lock:

@@ -111,7 +111,7 @@ def _checked(written: Mapping[str, Setting]) -> TrainConfig:
     block = {k.removeprefix("offload."): s for k, s in written.items() if k.startswith("offload.")}
     places = read_offload({key: one.value for key, one in block.items()}, where="offload")
     for key in offload.NAMES:
-        value = getattr(places, key)
+        value = getattr(places, "is_tracing" if key == "trace" else key)
         value = list(value) if isinstance(value, tuple) else value
         found = block[key].origin if key in block else "default"
         settings[f"offload.{key}"] = Setting(value=value, origin=found)
@@ -120,6 +120,10 @@ def _checked(written: Mapping[str, Setting]) -> TrainConfig:
             value = _coerced(name, written[name], field.type)
             settings[name] = Setting(value=value, origin=written[name].origin)
             arguments[name] = value
+        elif name == "per_device_eval_batch_size":
+            # The plan is made for training batches; larger ones might not fit.
+            arguments[name] = arguments.get("per_device_train_batch_size", _default_of(field))
+            settings[name] = Setting(value=arguments[name], origin="as per_device_train_batch_size")
         elif name in LOHAN_DEFAULTS:
             arguments[name] = LOHAN_DEFAULTS[name]
             settings[name] = Setting(value=LOHAN_DEFAULTS[name], origin="lohan default")

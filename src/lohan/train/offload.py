@@ -6,7 +6,7 @@ argument of TRL or transformers, under its own name. Used by `config` and by the
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
@@ -29,9 +29,11 @@ class OffloadConfig:
     """Most bytes the run may write to the SSDs; it seals and stops before it passes them."""
     archive_steps: int | None = None
     """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
+    is_tracing: bool = False
+    """Whether the lanes are recorded, for OUT/trace.json and the report."""
 
 
-HELP = {
+HELP: dict[str, str] = {
     "ssd": "SSD directory, or a list of them: the states are striped over all. Required.",
     "ram": "Budget of main memory, such as 48GiB. Left out: what is free.",
     "gpu": "Budget of GPU memory, such as 20GiB. Left out: what is free.",
@@ -40,8 +42,9 @@ HELP = {
     "before it passes it. Left out: no limit.",
     "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
     "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
+    "trace": "Record the lanes of the last steps in OUT/trace.json, for Perfetto and the report.",
 }
-NAMES = tuple(field.name for field in fields(OffloadConfig))
+NAMES = tuple(HELP)
 _SIZES = ("ram", "gpu", "write_budget")
 
 
@@ -73,6 +76,7 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     return OffloadConfig(
         ssd=_directories(found.get("ssd"), f"{where}.ssd"),
         archive_steps=_steps(found.get("archive_steps"), f"{where}.archive_steps"),
+        is_tracing=_truth(found.get("trace"), f"{where}.trace"),
         **values,
     )
 
@@ -129,3 +133,11 @@ def _steps(found: Any, where: str) -> int | None:
             remedy="write a number such as 500, or leave it out",
         )
     return found
+
+
+def _truth(found: Any, where: str) -> bool:
+    if found is None or isinstance(found, bool):
+        return bool(found)
+    if isinstance(found, str) and found.lower() in ("true", "false"):
+        return found.lower() == "true"
+    raise ConfigError(f"{where} is {found!r}", why="it is on or off", remedy="write true or false")

@@ -12,7 +12,6 @@ from typing import Any
 from lohan.train.arguments import REFUSED_ARGUMENTS
 from lohan.train.config import LOHAN_DEFAULTS, OWN_HELP, argument_fields
 from lohan.train.offload import HELP as OFFLOAD_HELP
-from lohan.train.offload import OffloadConfig
 
 _HEAD = """\
 # Configuration
@@ -43,10 +42,9 @@ def _own_part() -> str:
 
 def _offload_part() -> str:
     lines = ["## The block `offload`", "", "| key | default | meaning |", "|---|---|---|"]
-    for field in dataclasses.fields(OffloadConfig):
-        is_required = field.default is dataclasses.MISSING
-        default = "required" if is_required else f"`{_shown(field.default)}`"
-        lines.append(f"| `offload.{field.name}` | {default} | {_cell(OFFLOAD_HELP[field.name])} |")
+    for name, text in OFFLOAD_HELP.items():
+        default = {"ssd": "required", "trace": "`false`"}.get(name, "`null`")
+        lines.append(f"| `offload.{name}` | {default} | {_cell(text)} |")
     return "\n".join(lines) + "\n"
 
 

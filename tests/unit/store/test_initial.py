@@ -145,3 +145,41 @@ def test_an_error_of_the_iterator_passes_through_and_leaves_the_store_empty(
         with pytest.raises(FileNotFoundError):
             store.fill(breaking())
         store.fill(tensors.items())
+
+
+@pytest.mark.parametrize("compute_format", ComputeFormat)
+@pytest.mark.parametrize("resident_parts", [{}, {BlockId(1): [Part.V32, Part.M32]}])
+def test_given_moments_come_back_to_the_bit_and_so_do_the_masters(
+    tmp_path, engine, compute_format, resident_parts
+) -> None:
+    layout = small_layout(compute_format)
+    masters = random_tensors(layout, dtype=torch.float32)
+    # Ties of bf16 masters are kept in the sign of the second moment: here every one is a tie.
+    ties = {n: (bits(t) & -0x10000 | 0x8000).view(torch.float32) for n, t in masters.items()}
+    masters = ties if compute_format is ComputeFormat.BF16 else masters
+    moments = {name: (torch.randn_like(t), torch.rand_like(t)) for name, t in masters.items()}
+    with created(make_directories(tmp_path, 2), layout, engine, resident_parts) as store:
+        store.fill(masters.items(), moments=moments.__getitem__)
+        found = {name: (m, v) for name, m, v in store.moments()}
+        for name, (mean, square) in found.items():
+            assert torch.equal(bits(mean), bits(moments[name][0])), name
+            assert torch.equal(bits(square), bits(moments[name][1])), name
+        for name, master in store.masters():
+            if name in found:
+                assert torch.equal(bits(master), bits(masters[name])), name
+
+
+@pytest.mark.parametrize(
+    ("moment", "words"),
+    [
+        (torch.zeros(3, dtype=torch.bfloat16), "moments are fp32"),
+        (torch.zeros(4), "shape"),
+        (torch.tensor([0.0, -1.0, 0.0]), "negative"),
+    ],
+)
+def test_moments_that_cannot_be_meant_are_refused(tmp_path, engine, moment, words) -> None:
+    layout = StateLayout.pack({"b": (TensorEntry(name="w", shape=(3,)),)})
+    with created(make_directories(tmp_path, 1), layout, engine) as store:
+        with pytest.raises(ConfigError, match=words):
+            store.fill([("w", torch.ones(3))], moments=lambda _: (torch.zeros(3), moment))
+        store.fill([("w", torch.ones(3))])

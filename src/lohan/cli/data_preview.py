@@ -9,15 +9,15 @@ import typer
 
 from lohan.cli.free_words import FREE_OPTIONS, read_words, require_train_packages
 
-data = typer.Typer(name="data", help="Look at training rows.", no_args_is_help=True)
+data_commands = typer.Typer(name="data", help="Look at training rows.", no_args_is_help=True)
 
 
-@data.callback()
+@data_commands.callback()
 def _root() -> None:
     """Look at training rows."""
 
 
-@data.command(context_settings=FREE_OPTIONS)
+@data_commands.command(context_settings=FREE_OPTIONS)
 def preview(
     ctx: typer.Context,
     file: Annotated[str, typer.Argument(help="Rows: .jsonl, .json, .csv, .parquet or .txt.")],

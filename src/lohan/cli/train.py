@@ -1,0 +1,72 @@
+"""`lohan train`: fine-tune a model, from a file of rows to a folder `from_pretrained` loads.
+
+Owns the command's options. Training itself is `lohan.train.run`, imported when the command runs.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lohan.cli.free_words import read_words, require_train_packages
+
+
+def train(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of a Hugging Face model, or its id on the hub.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="File of rows (.jsonl, .json, .csv, .parquet, .txt).")
+    ] = None,
+    eval_data: Annotated[
+        list[str] | None, typer.Option("--eval-data", "--eval_data", help="Rows to evaluate on.")
+    ] = None,
+    ssd: Annotated[
+        list[str] | None, typer.Option(help="SSD directory for the states; once per drive.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder for checkpoints, logs and the model.")
+    ] = None,
+    ram: Annotated[str | None, typer.Option(help="RAM budget, such as 48GiB.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Budget of GPU memory, such as 20GiB.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:0, cpu or emulated. [default: a GPU if any]")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in OUT from its newest seal.")
+    ] = False,
+    resume_from: Annotated[
+        str | None,
+        typer.Option("--resume-from", help="Continue from this checkpoint folder (an archive)."),
+    ] = None,
+    print_config: Annotated[
+        bool,
+        typer.Option("--print-config", help="Print every setting and its origin, and exit."),
+    ] = False,
+) -> None:
+    """Fine-tune a model: [CONFIG.yaml] and any training argument as --key value.
+
+    Names are those of TRL's SFTConfig and transformers' TrainingArguments (--learning_rate 1e-5,
+    --max_length 2048), see docs/configuration.md. Exit code 0: done. 2: an error, nothing sealed
+    is lost. 130 or 143: stopped by Ctrl-C or SIGTERM after a seal; go on with --resume.
+    """
+    from lohan.cli.output import console
+
+    given = {"model": model, "data": data, "eval_data": eval_data, "out": out}
+    given |= {"offload.ssd": ssd, "offload.ram": ram, "offload.gpu": gpu, "offload.device": device}
+    path, overrides = read_words(ctx.args)
+    overrides += [(key, value) for key, value in given.items() if value not in (None, [])]
+    require_train_packages()
+    from lohan.train.config import load_config
+
+    config = load_config(path, overrides)
+    if print_config:
+        sys.stdout.write(config.to_text())
+        return
+    from lohan.report.page import write_report
+    from lohan.train.run import run_training
+
+    shown = console()
+    folder = run_training(config, resume=resume_from or resume, console=shown)
+    shown.print(f"report: {write_report(folder)}", soft_wrap=True)

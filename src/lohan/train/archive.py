@@ -1,0 +1,167 @@
+"""A complete copy of the states in a checkpoint folder: fp32 masters and both moments.
+
+Owns the files in `states/`: safetensors shards, and an index with a checksum of each, written last.
+They are written and read one tensor at a time. Called by `saving`; the model beside them is
+written by `export_hf`.
+"""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from lohan.errors import CheckpointError, Corrupt
+from lohan.train.durable_files import write_json
+from lohan.train.export_layout import cut_shards
+from lohan.train.safetensors_format import StoredTensor, read_header
+from lohan.train.safetensors_stream import ShardWriter, read_tensor
+from lohan.units import GB
+
+INDEX_NAME = "index.json"
+VERSION = 1
+_SHARD_BYTES = 5 * GB
+_HASH_BYTES = 1 << 20
+_MASTERS, _MEANS, _SQUARES = "P32", "M32", "V32"
+
+
+def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathlib.Path) -> None:
+    """Copy masters and moments. May block: yes, for as long as reading and writing them takes.
+
+    Args:
+        engine: gives the states, one tensor at a time.
+        shapes: of every parameter the engine trains.
+        folder: made here.
+
+    Raises:
+        OutOfSpace, StorageError: the copy cannot be written.
+    """
+    folder.mkdir()
+    with contextlib.ExitStack() as files:
+        places: dict[tuple[str, str], tuple[ShardWriter, StoredTensor]] = {}
+        writers: list[ShardWriter] = []
+        # All space is reserved before the first tensor is read.
+        for kind in (_MASTERS, _MEANS, _SQUARES):
+            wanted = [(name, torch.float32, shape) for name, shape in shapes.items()]
+            for number, content in enumerate(cut_shards(wanted, _SHARD_BYTES).values(), start=1):
+                writer = ShardWriter(folder / f"{kind}-{number:05d}.safetensors", content)
+                files.callback(writer.close)
+                writers.append(writer)
+                places |= {(kind, place.name): (writer, place) for place in writer.places}
+        for kind, name, tensor in _states_of(engine):
+            writer, place = places.pop((kind, name))
+            writer.write(place, tensor)
+        if places:
+            kind, name = next(iter(places))
+            raise CheckpointError(
+                f"{kind} of {name} did not come from the engine",
+                why="the copy would not be whole",
+                remedy="report this; the states on the SSDs are untouched",
+            )
+        for writer in writers:
+            writer.finish()
+    found = {writer.path.name: _hash(writer.path) for writer in writers}
+    index = {"version": VERSION, "files": found, "counters": dict(engine.counters)}
+    write_json(folder / INDEX_NAME, index)
+
+
+def _states_of(engine: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+    for name, master in engine.weights():
+        yield _MASTERS, name, master
+    for name, mean, square in engine.moments():
+        yield _MEANS, name, mean
+        yield _SQUARES, name, square
+
+
+def check_states(folder: pathlib.Path) -> None:
+    """Read every file of a copy and compare checksums. May block: yes.
+
+    Raises:
+        CheckpointError: the index is missing or damaged, or a file is missing.
+        Corrupt: a file does not have the bytes that were written; it is named.
+    """
+    for name, checksum in _index(folder)["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} is missing",
+                why="the index of the copy names it",
+                remedy="copy the whole folder again, or resume from another checkpoint",
+            )
+        if _hash(path) != checksum:
+            raise Corrupt(
+                "a file of an archive is damaged",
+                why="its bytes are not those that were written",
+                remedy="copy the folder again, or resume from another checkpoint",
+                path=str(path),
+            )
+
+
+def read_masters(folder: pathlib.Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The fp32 masters of a copy, one at a time."""
+    for stored in _stored(folder, _MASTERS):
+        yield stored.name, read_tensor(stored)
+
+
+class ArchivedMoments:
+    """Both moments of a parameter by its name, read when asked for."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._means = {stored.name: stored for stored in _stored(folder, _MEANS)}
+        self._squares = {stored.name: stored for stored in _stored(folder, _SQUARES)}
+
+    def __call__(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read them. Raises CheckpointError for a parameter the copy does not know."""
+        if name not in self._means or name not in self._squares:
+            raise CheckpointError(
+                f"the copy has no moments of {name}",
+                why="it is of a model with other parameters",
+                remedy="resume with the model and settings the run began with",
+            )
+        return read_tensor(self._means[name]), read_tensor(self._squares[name])
+
+
+def read_counters(folder: pathlib.Path) -> dict[str, Any]:
+    """The engine's own counters when the copy was made."""
+    found = _index(folder)["counters"]
+    assert isinstance(found, dict)
+    return found
+
+
+def _stored(folder: pathlib.Path, kind: str) -> Iterable[StoredTensor]:
+    for name in sorted(_index(folder)["files"]):
+        if name.startswith(f"{kind}-"):
+            yield from read_header(folder / name)
+
+
+def _index(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / INDEX_NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        is_known = found["version"] == VERSION
+        dict(found["files"]), dict(found["counters"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error})",
+            why="it names the files of the copy and their checksums",
+            remedy="copy the whole folder again, or resume from another checkpoint",
+        ) from error
+    if not is_known:
+        raise CheckpointError(
+            f"{path} is of version {found['version']}",
+            why=f"this release reads version {VERSION}",
+            remedy="resume with the release that wrote it",
+        )
+    assert isinstance(found, dict)
+    return found
+
+
+def _hash(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_HASH_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,40 @@
+"""The one place where a trainer meets the engine. Nothing is decided here."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import lohan
+from lohan.train.offload import OffloadConfig
+
+Moments = Callable[[str], tuple[torch.Tensor, torch.Tensor]]
+
+
+def attach_engine(
+    model: Any,
+    optimizer: Any,
+    *,
+    offload: OffloadConfig,
+    ssd: Sequence[str],
+    run: str | None,
+    weights: Iterable[tuple[str, torch.Tensor]] | None,
+    moments: Moments | None,
+    counters: Mapping[str, Any] | None,
+    progress: Callable[[str], None] | None,
+) -> Any:
+    """Attach the engine to a model; see `lohan.attach`."""
+    return lohan.attach(
+        model,
+        optimizer,
+        ssd=list(ssd),
+        ram=offload.ram,
+        gpu=offload.gpu,
+        device=offload.device,
+        weights=weights,
+        moments=moments,
+        counters=counters,
+        run=run,
+        progress=progress,
+        is_tracing=offload.is_tracing,
+    )

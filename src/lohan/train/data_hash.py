@@ -1,0 +1,38 @@
+"""A hash of training rows as the model will see them, to tell on resume that they are the same.
+
+Owns the hash only. It covers tokens and labels in order, so another file, tokenizer, chat template
+or length gives another hash.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+_COLUMNS = ("input_ids", "labels", "seq_lengths", "messages", "prompt", "completion", "text")
+_BATCH_ROWS = 1000
+
+
+def hash_rows(dataset: Any) -> str | None:
+    """SHA-256 of the rows, or None for a stream, whose rows cannot be read twice."""
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset):
+        return None
+    names = [name for name in _COLUMNS if name in dataset.column_names] or dataset.column_names
+    digest = hashlib.sha256(json.dumps([len(dataset), names]).encode())
+    for batch in dataset.select_columns(names).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        for name in names:
+            for chunk in batch.column(name).chunks:
+                _update(digest, chunk)
+    return digest.hexdigest()
+
+
+def _update(digest: Any, chunk: Any) -> None:
+    import pyarrow as pa
+
+    if pa.types.is_list(chunk.type) and pa.types.is_integer(chunk.type.value_type):
+        digest.update(chunk.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+        values = chunk.flatten().to_numpy(zero_copy_only=False)
+        digest.update(values.astype("int64").tobytes())
+    else:
+        digest.update(json.dumps(chunk.to_pylist(), default=str).encode())

@@ -1,0 +1,49 @@
+"""The callback that decides when a run on the engine seals or stops.
+
+Owns the moments: the first seal before step 1, archives, a stop by signal, the write budget. What
+is done then is in `saving`. transformers calls it.
+"""
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from lohan.units import format_bytes_decimal
+
+
+class SealingFlow(TrainerCallback):
+    """Sets transformers' flow flags; runs on the main thread."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Hold the room for everything that will be written, and plan the largest step."""
+        self._trainer.hold_space()
+        self._trainer.plan_ahead()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seal step 0, so that a run killed in its first steps need not read its model again.
+
+        Here and not earlier: an evaluation before the first step draws random numbers.
+        """
+        if state.global_step == 0 and self._trainer.engine.num_steps == 0:
+            self._trainer._save_checkpoint(self._trainer.model, None)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save at archive steps; save and stop when asked to, or when the budget is spent."""
+        trainer = self._trainer
+        if trainer._is_archived(state.global_step):
+            control.should_save = True
+        if trainer.stop_request.is_set:
+            control.should_save = control.should_training_stop = True
+        budget_bytes = trainer.offload.write_budget
+        if budget_bytes is None or trainer.last_step is None:
+            return
+        if trainer.written_bytes + trainer.last_step.written_bytes > budget_bytes:
+            control.should_save = control.should_training_stop = True
+            written = format_bytes_decimal(trainer.written_bytes)
+            trainer.stopped_because = (
+                f"the write budget of {format_bytes_decimal(budget_bytes)} is spent: {written} "
+                f"written, one more step would pass it"
+            )

@@ -1,0 +1,27 @@
+"""The largest micro-batch a run can meet, so that the plan made before step 1 holds to its end.
+
+Owns finding the longest rows of a prepared table. Called by the trainer; the engine plans for it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def longest_rows(table: Any, num_rows: int) -> list[dict[str, Any]] | None:
+    """The longest rows of a table of tokens, or None where lengths are not known."""
+    from datasets import Dataset
+
+    if not isinstance(table, Dataset) or "input_ids" not in table.column_names:
+        return None
+    lengths = np.concatenate(
+        [
+            chunk.value_lengths().to_numpy(zero_copy_only=False)
+            for batch in table.select_columns(["input_ids"])
+            .with_format("arrow")
+            .iter(batch_size=10_000)
+            for chunk in batch.column("input_ids").chunks
+        ]
+    )
+    longest = np.argsort(-lengths, kind="stable")[:num_rows]
+    return [table[int(index)] for index in longest]

@@ -1,0 +1,60 @@
+"""A plan in words, for the lines printed before the first step. Every time in them is predicted.
+
+Owns the wording. Numbers come from the plan's ledger and its simulated step; tables of the same
+things are the command line's. Called by `progress`.
+"""
+
+from collections import Counter
+from typing import Any
+
+from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
+from lohan.vocabulary import Choice, Tier
+
+_CHOICES = {
+    Choice.KEEP: "kept on the GPU",
+    Choice.SWAP_TO_RAM: "swapped to RAM",
+    Choice.SWAP_TO_SSD: "swapped to SSD",
+    Choice.RECOMPUTE: "recomputed",
+}
+
+
+def plan_in_words(plan: Any, prediction: Any, *, num_steps: int) -> list[str]:
+    """Sentences about a plan; without a prediction those about time are left out."""
+    ledger, shape = plan.ledger, plan.shape
+    memory = ", ".join(
+        f"{tier} {format_bytes(ledger.total(tier))} of {format_bytes(ledger.budgets[tier])}"
+        for tier in Tier
+        if tier in ledger.budgets
+    )
+    lines = [
+        f"{format_count(shape.num_parameters)} parameters in {shape.num_blocks} blocks; "
+        f"{plan.workload.batch} x {plan.workload.sequence} tokens a step in "
+        f"{plan.num_micro_batches} micro-batch(es); policy {plan.policy}",
+        f"{'fits' if ledger.fits else 'does not fit'}: {memory}",
+        f"activations: {_activations(plan)}",
+    ]
+    if prediction is not None:
+        hours = num_steps * prediction.step_seconds / 3600
+        written = num_steps * prediction.written_bytes
+        share = num_steps * prediction.endurance_share_per_step
+        lines += [
+            f"predicted: {format_seconds(prediction.step_seconds)} a step, "
+            f"{prediction.tokens_per_second:,.1f} tokens/s; bottleneck: {prediction.bottleneck}",
+            f"predicted for {num_steps:,} steps: {format_seconds(hours * 3600)}, "
+            f"{format_bytes_decimal(written)} written to SSD, {share:.2%} of the drives' rated "
+            "life",
+        ]
+    return lines
+
+
+def _activations(plan: Any) -> str:
+    counted: Counter[Choice] = Counter()
+    for block in plan.blocks:
+        counted.update(choice for _, choice in block.choices)
+        counted[block.input_choice] += 1
+    total = sum(counted.values())
+    shown = [
+        f"{counted[choice]} of {total} {words}" for choice, words in _CHOICES.items()
+        if counted[choice]
+    ]  # fmt: skip
+    return ", ".join(shown) if shown else "all recomputed"

@@ -1,0 +1,227 @@
+"""OUT/checkpoint-N and OUT/run.json: what a run needs to continue, apart from the states.
+
+Owns the names, the content and the checks of these files: trainer state, random generators,
+scheduler, arguments and a hash of the data. The states themselves are sealed by the engine, or
+copied by `archive`. Called by the trainer.
+"""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lohan.errors import CheckpointError, ConfigError
+from lohan.train.durable_files import publish_directory, write_json
+
+RESUME_NAME = "resume.json"
+RUN_NAME = "run.json"
+STATES_FOLDER = "states"
+VERSION = 1
+# Arguments that change no bit of the weights, so they may differ when a run is continued.
+_MAY_DIFFER = frozenset(
+    (
+        "output_dir",
+        "overwrite_output_dir",
+        "resume_from_checkpoint",
+        "do_train",
+        "do_eval",
+        "do_predict",
+        "local_rank",
+        "logging_dir",
+        "logging_strategy",
+        "logging_steps",
+        "logging_first_step",
+        "log_on_each_node",
+        "log_level",
+        "log_level_replica",
+        "logging_nan_inf_filter",
+        "disable_tqdm",
+        "report_to",
+        "run_name",
+        "project",
+        "trackio_space_id",
+        "trackio_bucket_id",
+        "trackio_static_space_id",
+        "include_num_input_tokens_seen",
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "save_on_each_node",
+        "push_to_hub",
+        "hub_token",
+        "hub_private_repo",
+        "hub_model_id",
+        "hub_strategy",
+        "hub_always_push",
+        "hub_revision",
+        "dataset_num_proc",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "activation_offloading",
+        "debug",
+        "skip_memory_metrics",
+        "torch_empty_cache_steps",
+        "dataloader_pin_memory",
+        "use_cpu",
+        "dataloader_prefetch_factor",
+        "dataloader_persistent_workers",
+        "ddp_timeout",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """OUT/run.json: which states on which SSDs belong to this folder."""
+
+    run_id: str
+    ssd: tuple[str, ...]
+
+    def write(self, out: pathlib.Path) -> None:
+        """Write it. May block: yes."""
+        fields = {"version": VERSION, "run_id": self.run_id, "ssd": list(self.ssd)}
+        write_json(out / RUN_NAME, fields)
+
+
+def read_run(out: pathlib.Path) -> RunRecord | None:
+    """The record in OUT, or None if no run ever started there.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = out / RUN_NAME
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return RunRecord(run_id=str(found["run_id"]), ssd=tuple(map(str, found["ssd"])))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error})",
+            why="it names the states that belong to this folder",
+            remedy="restore it, or start in another folder",
+        ) from error
+
+
+def checkpoint_name(step: int) -> str:
+    """`checkpoint-12`, as transformers calls it."""
+    return f"checkpoint-{step}"
+
+
+def read_resume(checkpoint: pathlib.Path) -> dict[str, Any]:
+    """Read the resume file of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of another version.
+    """
+    path = checkpoint / RESUME_NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version = found["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error})",
+            why="it holds the random generators, the schedule and the arguments of the run",
+            remedy="restore the folder, or resume from another checkpoint",
+        ) from error
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path} is of version {version}",
+            why=f"this release reads version {VERSION}",
+            remedy="resume with the release that wrote it",
+        )
+    assert isinstance(found, dict)
+    return found
+
+
+def has_archive(checkpoint: pathlib.Path) -> bool:
+    """Whether the folder holds a whole copy of the states."""
+    return (checkpoint / STATES_FOLDER).is_dir()
+
+
+def publish(temporary: pathlib.Path, out: pathlib.Path, step: int) -> pathlib.Path:
+    """Give a finished checkpoint folder its name."""
+    path = out / checkpoint_name(step)
+    if path.exists() and not (path / RESUME_NAME).exists():
+        raise CheckpointError(
+            f"{path} is there and was not written by lohan",
+            why="a checkpoint of this run belongs there, and nothing of others is replaced",
+            remedy="move it away, or use another output folder",
+        )
+    publish_directory(temporary, path)
+    return path
+
+
+def checkpoints(out: pathlib.Path) -> list[pathlib.Path]:
+    """Checkpoint folders of lohan in OUT, oldest first."""
+    found = []
+    for path in out.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdigit() and (path / RESUME_NAME).exists():
+            found.append((int(step), path))
+    return [path for _, path in sorted(found)]
+
+
+def newest_archive(out: pathlib.Path) -> pathlib.Path | None:
+    """The newest folder in OUT that holds a whole copy."""
+    archives = [path for path in checkpoints(out) if has_archive(path)]
+    return archives[-1] if archives else None
+
+
+def remove_old(out: pathlib.Path, *, newest: pathlib.Path, save_total_limit: int | None) -> None:
+    """Delete what no resume can use: small folders of older seals, and archives past the limit."""
+    archives = []
+    for path in checkpoints(out):
+        if path == newest:
+            archives += [path] if has_archive(path) else []
+        elif has_archive(path):
+            archives.append(path)
+        else:
+            shutil.rmtree(path)
+    if save_total_limit is not None and save_total_limit > 0:
+        for path in archives[:-save_total_limit]:
+            if path != newest:
+                shutil.rmtree(path)
+
+
+def refuse_changes(
+    checkpoint: pathlib.Path,
+    sealed: Mapping[str, Any],
+    *,
+    arguments: Mapping[str, Any],
+    data_hash: str | None,
+) -> None:
+    """Refuse to continue with other arguments or other data, and show the difference.
+
+    Raises:
+        ConfigError: something that decides the weights is not what it was.
+    """
+    before = sealed["arguments"]
+    changed = [
+        f"{name}: {before.get(name)!r} -> {arguments.get(name)!r}"
+        for name in sorted(before.keys() | arguments.keys())
+        if name not in _MAY_DIFFER and before.get(name) != arguments.get(name)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{len(changed)} setting(s) are not those of {checkpoint}: " + "; ".join(changed),
+            why="the run would not continue the one that was stopped",
+            remedy="put them back, or start a new run in another folder",
+        )
+    if sealed["data_hash"] is not None and sealed["data_hash"] != data_hash:
+        raise ConfigError(
+            f"the training rows are not those of {checkpoint}: {sealed['data_hash'][:12]} then, "
+            f"{(data_hash or 'unknown')[:12]} now",
+            why="the rows already seen are skipped by counting, so other rows would be skipped",
+            remedy="bring the data, tokenizer and chat template back, or start a new run in "
+            "another folder",
+        )
+
+
+def comparable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as JSON gives them back; what JSON cannot hold becomes its text."""
+    found = json.loads(json.dumps(dict(arguments), default=str))
+    assert isinstance(found, dict)
+    return {name: value for name, value in found.items() if name not in _MAY_DIFFER}

@@ -1,0 +1,225 @@
+"""`lohan train` from a checked configuration to a fine-tuned model in OUT.
+
+Owns the order: what is cheap to check comes first, so that a mistake is named before anything long
+begins. Each part is elsewhere (`source`, `dataset`, `trainer`, `saving`). Called by the command
+line; prints through the console it is given.
+"""
+
+import contextlib
+import errno
+import pathlib
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from lohan.errors import ConfigError
+from lohan.ssd import check_directories
+from lohan.ssd.storage_errors import storage_error
+from lohan.train.arguments import make_arguments, refuse_unsupported
+from lohan.train.config import TrainConfig
+from lohan.train.dataset import TrainingRows, load_rows, refuse_missing_template
+from lohan.train.durable_files import write_text
+from lohan.train.preview import explained_rows
+from lohan.train.resume_point import RUN_NAME, read_run
+from lohan.train.run_files import write_summary, write_trace
+from lohan.train.tokenizing import load_tokenizer
+from lohan.units import format_bytes_decimal
+
+CONFIG_NAME = "lohan.yaml"
+TABLES_FOLDER = "tables"
+_OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
+
+
+def run_training(
+    config: TrainConfig, *, resume: str | bool | None = None, console: Console
+) -> pathlib.Path:
+    """Train and export; returns the folder of the model.
+
+    Raises:
+        LohanError: something is wrong with the configuration, files, data, machine or drives. What
+            was sealed before stays and can be resumed.
+        KeyboardInterrupt, SystemExit: stopped by a signal, after a seal.
+    """
+    import datasets
+
+    if not console.is_terminal:
+        datasets.disable_progress_bars()
+    args = make_arguments(config)
+    refuse_unsupported(args)
+    out = pathlib.Path(config.out)
+    _prepare_out(out, is_resuming=bool(resume))
+    for report in check_directories(config.offload.ssd):
+        for warning in report.warnings:
+            console.print(f"note: {warning}", soft_wrap=True)
+    with _shown_warnings(console):
+        source = _open(config, args)
+        tokenizer = load_tokenizer(source, args)
+        tables = out / TABLES_FOLDER
+        text_column = config.arguments.get("dataset_text_field")
+        rows = load_rows(config.data, cache=tables / "train", text_column=text_column)
+        refuse_missing_template(rows, tokenizer, config.model)
+        held_out = None
+        if config.eval_data:
+            held_out = load_rows(config.eval_data, cache=tables / "eval", text_column=text_column)
+        console.print(
+            f"{len(rows.table):,} rows of the form {rows.format_name}"
+            + (f", {len(held_out.table):,} to evaluate on" if held_out is not None else "")
+        )
+        trainer = _make_trainer(config, args, source, tokenizer, rows, held_out)
+    _report_rows(trainer, rows, console)
+    write_text(out / CONFIG_NAME, config.to_text())
+    progress = _show_progress(trainer, console)
+    trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
+    started = time.monotonic()
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+        if trainer.stopped_because is not None:
+            console.print(f"stopped: {trainer.stopped_because}", soft_wrap=True)
+        write_trace(trainer, out)
+        write_summary(trainer, out, seconds=time.monotonic() - started)
+        if args.push_to_hub:
+            trainer.push_to_hub()  # writes the model first
+        else:
+            trainer.save_model(str(out))
+        console.print(
+            f"done after {trainer.state.global_step} steps; "
+            f"{format_bytes_decimal(trainer.written_bytes)} written to SSD; model in {out}",
+            soft_wrap=True,
+        )
+    except OSError as error:
+        raise storage_error(
+            "a file of the run cannot be written",
+            error.errno or errno.EIO,
+            path=str(error.filename or out),
+        ) from error
+    except (KeyboardInterrupt, SystemExit):
+        console.print(
+            f"stopped and sealed at step {trainer.state.global_step}; continue with the same "
+            "command and --resume",
+            soft_wrap=True,
+        )
+        raise
+    finally:
+        progress.close()
+        trainer.close()
+    return out
+
+
+def _open(config: TrainConfig, args: Any) -> Any:
+    import torch
+
+    from lohan.train.source import open_source
+
+    settings = args.model_init_kwargs or {}
+    return open_source(
+        config.model,
+        revision=settings.get("revision"),
+        trust_remote_code=args.trust_remote_code,
+        dtype=torch.float16 if args.fp16 else torch.bfloat16,
+    )
+
+
+def _prepare_out(out: pathlib.Path, *, is_resuming: bool) -> None:
+    if read_run(out) is not None and not is_resuming:
+        raise ConfigError(
+            f"{out} already holds a run ({RUN_NAME})",
+            why="its checkpoints would be mixed with those of this run",
+            remedy="add --resume to continue it, or give another --out",
+        )
+    taken = [name for name in _OF_A_MODEL if (out / name).exists()]
+    if taken and not is_resuming:
+        raise ConfigError(
+            f"{out} already holds a model ({taken[0]})",
+            why="the fine-tuned model is written there at the end and would replace it",
+            remedy="give another --out",
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".lohan-probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise storage_error(
+            "the output folder cannot be written", error.errno or errno.EIO, path=str(out)
+        ) from None
+
+
+def _make_trainer(
+    config: TrainConfig,
+    args: Any,
+    source: Any,
+    tokenizer: Any,
+    rows: TrainingRows,
+    held_out: TrainingRows | None,
+) -> Any:
+    from lohan.train.trainer import SFTTrainer
+
+    with contextlib.ExitStack() as stack:
+        for table in (rows, held_out):
+            if table is not None:
+                stack.enter_context(explained_rows(table, tokenizer))
+        try:
+            trainer = SFTTrainer(
+                source,
+                args,
+                train_dataset=rows.table,
+                eval_dataset=None if held_out is None else held_out.table,
+                processing_class=tokenizer,
+                offload=config.offload,
+            )
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ConfigError(
+                "TRL refuses this run",
+                why=" ".join(str(error).split()).rstrip("."),
+                remedy="correct the named argument or the rows; `lohan data preview` shows them",
+            ) from error
+    if len(trainer.train_dataset) == 0:
+        raise ConfigError(
+            "no row is left to train on",
+            why=f"truncation to max_length={args.max_length} leaves no token with a loss",
+            remedy="raise max_length; `lohan data preview` shows the lengths",
+        )
+    return trainer
+
+
+def _report_rows(trainer: Any, rows: TrainingRows, console: Console) -> None:
+    """Say how many rows truncation dropped: silence about it would be a surprise later."""
+    num_left, num_given = len(trainer.train_dataset), len(rows.table)
+    if not trainer.args.packing and num_left < num_given:
+        console.print(
+            f"note: {num_given - num_left} rows have no token with a loss within "
+            f"max_length={trainer.args.max_length} and are left out",
+            soft_wrap=True,
+        )
+
+
+def _show_progress(trainer: Any, console: Console) -> Any:
+    from transformers import PrinterCallback, ProgressCallback
+
+    from lohan.train.progress import ConsoleProgress
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    progress = ConsoleProgress(trainer, console)
+    trainer.add_callback(progress)
+    return progress
+
+
+@contextlib.contextmanager
+def _shown_warnings(console: Console) -> Iterator[None]:
+    """Our own warnings as notes, once each; those of libraries about themselves are not ours."""
+    from lohan.train.source import WeightsWarning
+    from lohan.train.trainer import LohanWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(
+        str(one.message)
+        for one in caught
+        if issubclass(one.category, LohanWarning | WeightsWarning)
+    ):
+        console.print(f"note: {text}", soft_wrap=True)

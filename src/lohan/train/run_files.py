@@ -1,0 +1,65 @@
+"""Files about a run in OUT, for people, for `lohan report` and for bug reports.
+
+Owns plan.json, plan.txt, trace.json and summary.json; the log is written by `progress`, the
+configuration by `run`. Nothing is read back. Called by the trainer's callbacks and by `run`.
+"""
+
+import importlib.metadata
+import json
+import pathlib
+import platform
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from lohan.train.plan_words import plan_in_words
+
+_PACKAGES = ("lohan", "torch", "transformers", "trl", "datasets", "accelerate", "safetensors")
+
+
+class PlanFile(TrainerCallback):
+    """Writes the plan when it is known, at the latest after the first step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer, self._written = trainer, None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the plan in use, again when batches outgrew it."""
+        plan = self._trainer.engine.plan
+        if plan is None or plan is self._written:
+            return
+        out = pathlib.Path(args.output_dir)
+        lines = plan_in_words(plan, self._trainer.engine.prediction, num_steps=state.max_steps)
+        (out / "plan.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (out / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+        self._written = plan
+
+
+def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> None:
+    """Write what a run was in numbers, with the versions it ran with."""
+    state = trainer.state
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+    found = {
+        "run_id": trainer.engine.run_id,
+        "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "num_steps": state.global_step,
+        "max_steps": state.max_steps,
+        "stopped_because": trainer.stopped_because,
+        "seconds": seconds,
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "written_bytes": trainer.written_bytes,
+        "data_hash": trainer.data_hash,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        },
+    }
+    (out / "summary.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def write_trace(trainer: Any, out: pathlib.Path) -> None:
+    """Write the lanes as they were recorded, if they were."""
+    if trainer.offload.is_tracing:
+        (out / "trace.json").write_text(trainer.engine.trace().to_json(), encoding="utf-8")

@@ -1,0 +1,374 @@
+"""Checkpoints of a trainer on the engine: seals, resume points, archives, the final model.
+
+Owns when and in what order files and seals are written, and how a run is found again. The content
+of the files is in `resume_point` and `archive`. Mixed into the trainers by `trainer.OffloadMixin`.
+
+Note "files before the seal". A checkpoint folder is complete on disk before the engine seals the
+states of the same step, and the folder of the seal before is removed after that. So at every
+instant the newest seal names a folder that is there.
+"""
+
+import functools
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from transformers.trainer_callback import ExportableState
+
+import lohan
+from lohan.errors import CheckpointError, ConfigError, Corrupt, LohanError
+from lohan.train import archive, resume_point
+from lohan.train.attaching import attach_engine
+from lohan.train.data_hash import hash_rows
+from lohan.train.durable_files import write_json
+from lohan.train.engine_optimizer import groups_of, set_groups
+from lohan.train.export_hf import export_model
+from lohan.train.flow import SealingFlow
+from lohan.train.offload import OffloadConfig
+from lohan.train.progress import LogFile, step_numbers
+from lohan.train.randomness_state import random_state, set_random_state
+from lohan.train.resume_point import RunRecord
+from lohan.train.run_files import PlanFile
+from lohan.train.source import ModelSource
+from lohan.train.space import Reservation, needed_bytes
+from lohan.train.stopping import StopRequest, leave, stop_on_signals
+
+# For the type checker: a mixin has whatever the trainer it is put before has.
+_SomeTrainer: Any = object
+
+
+class SavingMixin(_SomeTrainer):  # type: ignore[misc]
+    """Saving and resuming for `OffloadMixin`."""
+
+    offload: OffloadConfig
+    source: ModelSource | None
+    args: Any
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    state: Any
+
+    def _prepare_saving(self) -> None:
+        self._engine: Any = None
+        self.last_step: Any = None
+        """Result of the engine's last step."""
+        self.written_bytes = 0
+        """Written to the SSDs by the steps of this process."""
+        self.stop_request = StopRequest()
+        self.tell: Callable[[str], None] | None = None
+        """Gets one sentence per stage of starting up."""
+        self.stopped_because: str | None = None
+        """Why the run stopped before its last step, if not by a signal."""
+        self._sealed: dict[str, Any] | None = None
+        self._archive_to_load: pathlib.Path | None = None
+
+    @property
+    def engine(self) -> Any:
+        """The engine; made when first asked for."""
+        if self._engine is None:
+            self._start_engine(run=None)
+        return self._engine
+
+    @functools.cached_property
+    def _reservation(self) -> Reservation:
+        return Reservation(self.out)
+
+    @property
+    def out(self) -> pathlib.Path:
+        """The output folder."""
+        return pathlib.Path(self.args.output_dir)
+
+    @functools.cached_property
+    def data_hash(self) -> str | None:
+        """Hash of the prepared training rows."""
+        return hash_rows(self.train_dataset)
+
+    def hold_space(self) -> None:
+        """Hold room in the output folder for what is still to be written there.
+
+        Raises:
+            OutOfSpace: there is too little.
+        """
+        num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        nbytes, num_archives = needed_bytes(
+            num_parameters,
+            num_steps=self.state.max_steps - self.state.global_step,
+            archive_steps=self.offload.archive_steps,
+            save_total_limit=self.args.save_total_limit,
+        )
+        purpose = "the model" + (f" and {num_archives} archive(s)" if num_archives else "")
+        self._reservation.hold(nbytes, purpose=purpose)
+
+    def close(self) -> None:
+        """Let go of the engine and of held space; the states stay on the SSDs. Twice is fine."""
+        self._reservation.release()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _own_callbacks(self) -> list[Any]:
+        return [SealingFlow(self), LogFile(self), PlanFile(self)]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log with what the engine measured."""
+        if "loss" in logs:
+            logs.update(step_numbers(self))
+        super().log(logs, start_time)
+
+    def _note_step(self, result: Any) -> None:
+        self.last_step = result
+        self.written_bytes += result.written_bytes
+        if hasattr(self.optimizer, "_is_overflow"):
+            # accelerate's flag: a skipped step does not advance the schedule.
+            self.optimizer._is_overflow = result.is_skipped
+
+    def _start_engine(self, run: RunRecord | None) -> None:
+        self.create_optimizer()
+        weights = moments = counters = None
+        if run is None and self._archive_to_load is None:
+            weights = self.first_weights()
+        if self._archive_to_load is not None:
+            states = self._archive_to_load / resume_point.STATES_FOLDER
+            archive.check_states(states)
+            weights, moments = archive.read_masters(states), archive.ArchivedMoments(states)
+            counters = archive.read_counters(states)
+        ssd = self.offload.ssd if run is None else self._places_of(run)
+        self._engine = attach_engine(
+            self.model,
+            self._plain_optimizer(),
+            offload=self.offload,
+            ssd=ssd,
+            run=None if run is None else run.run_id,
+            weights=weights,
+            moments=moments,
+            counters=counters,
+            progress=self.tell,
+        )
+        self.out.mkdir(parents=True, exist_ok=True)
+        RunRecord(run_id=self._engine.run_id, ssd=tuple(ssd)).write(self.out)
+
+    def _places_of(self, run: RunRecord) -> tuple[str, ...]:
+        """Where a run lies: where the user says if it is there (drives move), else as recorded."""
+        given = self.offload.ssd
+        name = f"lohan-{run.run_id}"
+        return given if all((pathlib.Path(p) / name).is_dir() for p in given) else run.ssd
+
+    def _plain_optimizer(self) -> Any:
+        """The optimizer itself, also after accelerate has put its own around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    # ---- training ----
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any
+    ) -> Any:
+        """Train; `resume_from_checkpoint=True` continues from the newest seal.
+
+        SIGINT and SIGTERM finish the step, seal it and end the process the usual way
+        (KeyboardInterrupt, exit code 143).
+
+        Raises:
+            CheckpointError: there is nothing to resume, or it is damaged.
+            ConfigError: arguments or data are not those of the run to resume.
+        """
+        checkpoint = self._find_checkpoint(resume_from_checkpoint)
+        if self._engine is None:
+            self._start_engine(run=None)
+        with stop_on_signals() as self.stop_request:
+            done = super().train(
+                str(checkpoint) if checkpoint is not None else None, *more, **kwargs
+            )
+        leave(self.stop_request)
+        return done
+
+    def _find_checkpoint(self, asked: str | bool | None) -> pathlib.Path | None:
+        if asked is None or asked is False:
+            self._refuse_foreign_out()
+            return None
+        record = resume_point.read_run(self.out)
+        if isinstance(asked, str):
+            return self._checkpoint_at(pathlib.Path(asked), record)
+        if record is None:
+            raise CheckpointError(
+                f"there is no run in {self.out}",
+                why=f"a run leaves {resume_point.RUN_NAME} there before its first step",
+                remedy="give the output folder of the run to resume, or start without --resume",
+            )
+        return self._resume_seal(record)
+
+    def _refuse_foreign_out(self) -> None:
+        if self._engine is None and resume_point.read_run(self.out) is not None:
+            raise CheckpointError(
+                f"{self.out} is the folder of another run",
+                why="its checkpoints would be mixed with those of this run",
+                remedy="continue that run with --resume, or give another output folder",
+            )
+
+    def _checkpoint_at(self, path: pathlib.Path, record: RunRecord | None) -> pathlib.Path:
+        sealed = resume_point.read_resume(path)
+        if record is not None and sealed.get("run_id") == record.run_id:
+            try:
+                found = self._resume_seal(record)
+                if found is not None and found.resolve() == path.resolve():
+                    return found
+                self._engine.close()
+                self._engine = None
+            except LohanError:
+                if not resume_point.has_archive(path):
+                    raise
+        if not resume_point.has_archive(path):
+            raise CheckpointError(
+                f"{path} is not the newest seal of its run and holds no copy of the states",
+                why="only the newest seal is kept on the SSDs",
+                remedy="resume with --resume alone, or from a checkpoint with a states folder",
+            )
+        self._check_unchanged(path)
+        self._archive_to_load = path
+        return path
+
+    def _resume_seal(self, record: RunRecord) -> pathlib.Path | None:
+        try:
+            self._start_engine(run=record)
+        except (CheckpointError, Corrupt) as error:
+            offered = resume_point.newest_archive(self.out)
+            if offered is None:
+                raise
+            raise CheckpointError(
+                f"the states of run {record.run_id} cannot be resumed: {error.what}",
+                why=error.why,
+                remedy=f"resume from the newest whole copy: --resume {offered}",
+            ) from error
+        manifest = self._engine.sealed
+        if manifest is None:
+            self._engine.close()
+            self._engine = None
+            raise CheckpointError(
+                f"run {record.run_id} was stopped before its first seal",
+                why="there is no step to continue from",
+                remedy=f"remove {self.out / resume_point.RUN_NAME} and start without --resume",
+            )
+        if "checkpoint" not in manifest.metadata:
+            # Stopped after its states were written and before its first step was sealed.
+            return None
+        checkpoint = self.out / str(manifest.metadata["checkpoint"])
+        self._check_unchanged(checkpoint)
+        return checkpoint
+
+    def _check_unchanged(self, checkpoint: pathlib.Path) -> None:
+        self._sealed = resume_point.read_resume(checkpoint)
+        resume_point.refuse_changes(
+            checkpoint,
+            self._sealed,
+            arguments=self._comparable_arguments(),
+            data_hash=self.data_hash,
+        )
+
+    def _comparable_arguments(self) -> dict[str, Any]:
+        return resume_point.comparable(self.args.to_dict())
+
+    # ---- what transformers calls to load ----
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Nothing: the engine opened the states."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            sealed = resume_point.read_resume(pathlib.Path(checkpoint))
+            set_groups(self._plain_optimizer(), sealed["optimizer_groups"])
+            self.lr_scheduler.load_state_dict(sealed["scheduler"])
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            set_random_state(resume_point.read_resume(pathlib.Path(checkpoint))["random"])
+
+    # ---- saving ----
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.store_flos()
+        step = int(self.state.global_step)
+        if self.engine.num_steps != step:
+            raise CheckpointError(
+                f"the engine took {self.engine.num_steps} steps, the trainer counts {step}",
+                why="a checkpoint must be of one step",
+                remedy="do not stop training inside an accumulation window, and do not call "
+                "engine.step beside the trainer",
+            )
+        temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        self._write_small_files(temporary, step)
+        if self._is_archived(step):
+            self._reservation.release()
+            self.engine.synchronize()
+            self._export(temporary)
+            shapes = {
+                name: tuple(parameter.shape)
+                for name, parameter in self.model.named_parameters()
+                if parameter.requires_grad
+            }
+            archive.write_states(self.engine, shapes, temporary / resume_point.STATES_FOLDER)
+        path = resume_point.publish(temporary, self.out, step)
+        metadata: dict[str, Any] = {"step": step, "checkpoint": path.name}
+        if self.source is not None:
+            metadata["model"] = str(self.source.directory)
+        self.engine.seal(metadata)
+        resume_point.remove_old(self.out, newest=path, save_total_limit=self.args.save_total_limit)
+        if self._is_archived(step):
+            self.hold_space()
+
+    def _is_archived(self, step: int) -> bool:
+        every = self.offload.archive_steps
+        return every is not None and step > 0 and step % every == 0
+
+    def _write_small_files(self, folder: pathlib.Path, step: int) -> None:
+        self._note_callback_states()
+        self.state.save_to_json(str(folder / "trainer_state.json"))
+        found = {
+            "version": resume_point.VERSION,
+            "step": step,
+            "run_id": self.engine.run_id,
+            "random": random_state(),
+            "scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else {},
+            "optimizer_groups": groups_of(self._plain_optimizer()),
+            "arguments": self._comparable_arguments(),
+            "data_hash": self.data_hash,
+            "versions": {"lohan": lohan.__version__, "transformers": transformers.__version__},
+        }
+        try:
+            write_json(folder / resume_point.RESUME_NAME, found)
+        except TypeError as error:
+            raise ConfigError(
+                f"the state of {type(self.lr_scheduler).__name__} cannot be saved ({error})",
+                why="checkpoints hold plain JSON, never a pickle",
+                remedy="use one of transformers' schedulers",
+            ) from error
+
+    def _note_callback_states(self) -> None:
+        """Callbacks that can be saved, as transformers keeps them in its state."""
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        states: dict[str, Any] = {}
+        for callback in callbacks:
+            if isinstance(callback, ExportableState):
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        self.state.stateful_callbacks = {
+            name: found if len(found) > 1 else found[0] for name, found in states.items()
+        }
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model in Hugging Face's layout, one tensor in RAM at a time."""
+        self._reservation.release()
+        self.engine.synchronize()
+        self._export(pathlib.Path(output_dir or self.args.output_dir))
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _export(self, folder: pathlib.Path) -> None:
+        export_model(
+            self.source if self.source is not None else self.model.config,
+            self.engine.weights(),
+            folder,
+            dtype=self.compute_dtype(),
+            tokenizer=self.processing_class,
+            should_merge=True,
+        )

@@ -1,0 +1,366 @@
+"""`lohan.Trainer` and `lohan.SFTTrainer`: transformers' and TRL's trainers on the engine.
+
+Owns the mixin that hands whole optimizer steps and evaluation batches to the engine. Data,
+schedules, callbacks, logging and arguments stay where they are maintained. Saving and resuming are
+in `saving`; the arguments that cannot work are in `arguments`.
+
+Note "a window at once". transformers fetches the micro-batches of an optimizer step together
+(`get_batch_samples`) and then calls `training_step` for each. The first of these calls runs the
+whole step in the engine, the following ones return their share of the losses, so that sums and
+logs see the same numbers in the same order as in memory.
+"""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+import transformers
+import trl
+
+from lohan.errors import ConfigError
+from lohan.train.arguments import refuse_unsupported, without_effect
+from lohan.train.engine_optimizer import SteppedByEngine
+from lohan.train.evaluation import GroupedBatches, Prediction
+from lohan.train.longest import longest_rows
+from lohan.train.offload import OffloadConfig, read_offload
+from lohan.train.saving import SavingMixin
+from lohan.train.source import ModelSource, open_source
+
+# Methods of transformers' Trainer that are overridden here and in `saving`. If a release renames
+# one, ours would silently not be called.
+_RELIED_ON = (
+    "create_accelerator_and_postprocess",
+    "_move_model_to_device",
+    "create_optimizer",
+    "get_batch_samples",
+    "training_step",
+    "compute_loss",
+    "prediction_step",
+    "evaluation_loop",
+    "_clip_grad_norm",
+    "_get_grad_norm",
+    "_save_checkpoint",
+    "save_model",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+    "log",
+    "train",
+)
+_REFUSED_PARAMETERS = {
+    "model_init": "the model is made once, where its weights lie",
+    "optimizers": "the engine runs AdamW with fp32 states",
+    "optimizer_cls_and_kwargs": "the engine runs AdamW with fp32 states",
+    "quantization_config": "all parameters are trained, none is quantized",
+    "peft_config": "all parameters are trained; adapters would leave the engine little to do",
+}
+
+
+class LohanWarning(UserWarning):
+    """A setting of the run does not do what it says."""
+
+
+class OffloadMixin(SavingMixin):
+    """Put before a trainer class: its steps, evaluations and checkpoints go through the engine.
+
+    Besides the arguments of the trainer it takes `offload` (`OffloadConfig`, or a mapping with the
+    keys of the `offload:` block). A model given by name is never loaded into RAM.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        *more: Any,
+        offload: OffloadConfig | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.offload = read_offload(offload or {}, where="offload")
+        self._refuse_unknown_release()
+        for name, why in _REFUSED_PARAMETERS.items():
+            if kwargs.get(name) not in (None, (None, None)):
+                raise ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
+        self.source: ModelSource | None = None
+        if isinstance(model, ModelSource):
+            self.source = model
+        elif isinstance(model, str | os.PathLike):
+            self.source = _open_source(os.fspath(model), args)
+        if self.source is not None:
+            model = _made_model(self.source, args)
+        self._prepare_saving()
+        self._micro_batches: list[Any] = []
+        self._losses: list[float] = []
+        self._evaluating: GroupedBatches | None = None
+        self.gather_function: Any
+        self._total_train_tokens: Any
+        super().__init__(model, args, *more, **kwargs)
+        for callback in self._own_callbacks():
+            self.add_callback(callback)
+
+    @classmethod
+    def _refuse_unknown_release(cls) -> None:
+        missing = [name for name in _RELIED_ON if not hasattr(transformers.Trainer, name)]
+        if missing:
+            raise ConfigError(
+                f"transformers {transformers.__version__} has no Trainer.{missing[0]}",
+                why="steps and checkpoints reach the engine through it",
+                remedy="install a release that lohan is tested with: see constraints.txt",
+            )
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Keep accelerate from moving, wrapping or casting the model."""
+        refuse_unsupported(self.args)
+        for note in without_effect(self.args):
+            warnings.warn(f"without effect: {note}", LohanWarning, stacklevel=2)
+        self.args.gradient_checkpointing = False
+        self.args.gradient_checkpointing_kwargs = None
+        if hasattr(self.args, "activation_offloading"):
+            self.args.activation_offloading = False
+        # Weights are in their compute format; autocast would only add roundings.
+        self.args.mixed_precision = "no"
+        super().create_accelerator_and_postprocess()
+        self.accelerator.device_placement = False
+
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        """Nothing: weights come and go by the engine."""
+
+    def compute_dtype(self) -> torch.dtype:
+        """Format of the compute weights: from `bf16` and `fp16`, else that of the model.
+
+        Raises:
+            ConfigError: neither says a 16-bit format.
+        """
+        if self.args.bf16:
+            return torch.bfloat16
+        if self.args.fp16:
+            return torch.float16
+        found = {parameter.dtype for parameter in self.model.parameters()}
+        if found <= {torch.bfloat16} or found <= {torch.float16}:
+            return cast(torch.dtype, found.pop())
+        raise ConfigError(
+            f"the model is in {', '.join(sorted(map(str, found)))} and neither bf16 nor fp16 is on",
+            why="weights are computed with in a 16-bit format; masters and moments are fp32",
+            remedy="set bf16=True",
+        )
+
+    def first_weights(self) -> Iterable[tuple[str, torch.Tensor]] | None:
+        """First values of the masters, in the precision they have, one tensor at a time."""
+        if self.source is not None:
+            return self.source.tensors()
+        dtype = self.compute_dtype()
+        if all(parameter.dtype == dtype for parameter in self.model.parameters()):
+            return None
+        before = [(name, one.detach()) for name, one in self.model.named_parameters()]
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return _each_once(before)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """AdamW with transformers' two groups: with weight decay, and without."""
+        if self.optimizer is None:
+            decayed = set(self.get_decay_parameter_names(self.model))
+            named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+            groups = [
+                {
+                    "params": [p for n, p in named if n in decayed],
+                    "weight_decay": self.args.weight_decay,
+                },
+                {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
+            ]
+            self.optimizer = SteppedByEngine(
+                [group for group in groups if group["params"]],
+                lr=self.args.learning_rate,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+                max_grad_norm=self.args.max_grad_norm or None,
+            )
+        return self.optimizer
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Remember the micro-batches of the window: the engine gets them together."""
+        found = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._micro_batches, self._losses = list(found[0]), []
+        return cast(tuple[list[Any], Any], found)
+
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Loss of one micro-batch; the first one of a window runs the step of all of them."""
+        if not self._losses:
+            batches = self._micro_batches
+            if not any(batch is inputs for batch in batches):
+                batches = [inputs]  # called by hand, outside of a window
+            self._run_step(batches, num_items_in_batch)
+        return torch.tensor(self._losses.pop(0), dtype=torch.float32, device=self.args.device)
+
+    def _run_step(self, batches: list[Any], num_items_in_batch: Any) -> None:
+        self.model.train()
+        prepared = [self._prepare_inputs(batch) for batch in batches]
+        divisor = 1 if self._is_loss_scaled(num_items_in_batch) else len(batches)
+
+        def loss_of(model: Any, batch: Any) -> torch.Tensor:
+            # Without gradients the engine only looks at what a batch does; a copy of the batch,
+            # because compute_loss takes keys out.
+            is_trial = not torch.is_grad_enabled()
+            with self._without_metrics() if is_trial else contextlib.nullcontext():
+                loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items_in_batch)
+            return cast(torch.Tensor, loss if divisor == 1 else loss / divisor)
+
+        result = self.engine.step(prepared, loss_of, weights=[1.0] * len(prepared))
+        self._note_step(result)
+        self._losses = list(result.losses)
+
+    def _without_metrics(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, `compute_loss` leaves no trace in the metrics of the trainer."""
+        return contextlib.nullcontext()
+
+    def plan_ahead(self) -> None:
+        """Have the engine plan for the largest step of the run, before the first one.
+
+        Raises:
+            DoesNotFit: it needs more memory than allowed; nothing was trained.
+        """
+        rows = longest_rows(self.train_dataset, self.args.per_device_train_batch_size)
+        if rows:
+            # As the dataloader does it: columns the model has no use for are left out.
+            self._set_signature_columns_if_needed()
+            known = set(self._signature_columns or ()) | {"labels", "label_ids", "label"}
+            kept = [{key: row[key] for key in row if key in known} for row in rows]
+            batch = dict(self._prepare_inputs(self.data_collator(kept)))
+            self.engine.prepare([batch] * self.args.gradient_accumulation_steps)
+
+    def _is_loss_scaled(self, num_items_in_batch: Any) -> bool:
+        """Whether `compute_loss` divides by the items of the whole step, as transformers asks."""
+        is_said = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_said is not None:
+            return bool(is_said)
+        is_by_model = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return bool(is_by_model or self.compute_loss_func is not None)
+
+    def _clip_grad_norm(self, model: Any) -> float | None:
+        return self.last_step.grad_norm if self.last_step is not None else None
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float | None:
+        return self.last_step.grad_norm if self.last_step is not None else None
+
+    def evaluation_loop(self, dataloader: Any, *more: Any, **kwargs: Any) -> Any:
+        """transformers' loop over batches that are predicted in groups."""
+        is_loss_only = kwargs.get("prediction_loss_only", more[1] if len(more) > 1 else None)
+        is_loss_only = self.args.prediction_loss_only if is_loss_only is None else is_loss_only
+        # As many at once as a training step holds; logits are kept for one batch only.
+        num_batches = max(1, self.args.gradient_accumulation_steps) if is_loss_only else 1
+        self._evaluating = GroupedBatches(
+            dataloader,
+            lambda group: self._predict(group, bool(is_loss_only)),
+            num_batches=num_batches,
+        )
+        gather, self.gather_function = self.gather_function, self._evaluating.rows_of_batch
+        try:
+            return super().evaluation_loop(self._evaluating, *more, **kwargs)
+        finally:
+            self._evaluating, self.gather_function = None, gather
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Loss, logits and labels of a batch, from the group it was predicted with."""
+        found = self._evaluating.prediction_of(inputs) if self._evaluating is not None else None
+        if found is None:
+            found = self._predict([inputs], prediction_loss_only, ignore_keys)[0]
+        return found.loss, found.logits, found.labels
+
+    def _predict(
+        self, batches: list[Any], is_loss_only: bool, ignore_keys: Any = None
+    ) -> list[Prediction]:
+        predict_plainly = super().prediction_step
+        found: dict[int, tuple[Any, Any]] = {}
+        prepared = [dict(self._prepare_inputs(batch)) for batch in batches]
+        places = {id(batch): index for index, batch in enumerate(prepared)}
+
+        def loss_of(model: Any, batch: Any) -> torch.Tensor:
+            loss, logits, labels = predict_plainly(model, dict(batch), is_loss_only, ignore_keys)
+            if loss is None:
+                raise ConfigError(
+                    "a batch to evaluate has no labels",
+                    why="the engine evaluates losses",
+                    remedy="give rows with labels",
+                )
+            found[places.get(id(batch), len(found))] = (logits, labels)
+            return cast(torch.Tensor, loss)
+
+        losses = self.engine.evaluate(prepared, loss_of)
+        return [
+            Prediction(torch.tensor(loss, device=self.args.device), *found[index])
+            for index, loss in enumerate(losses)
+        ]
+
+
+def _open_source(model: str, args: Any) -> ModelSource:
+    """Open a model by name with what the arguments say about it."""
+    settings = dict(getattr(args, "model_init_kwargs", None) or {})
+    return open_source(
+        model,
+        revision=settings.get("revision"),
+        trust_remote_code=bool(getattr(args, "trust_remote_code", False)),
+        dtype=torch.float16 if getattr(args, "fp16", False) else torch.bfloat16,
+    )
+
+
+def _made_model(source: ModelSource, args: Any) -> Any:
+    """The model of a source. Of `model_init_kwargs` what concerns its code is honoured.
+
+    Raises:
+        ConfigError: another keyword is given.
+    """
+    settings = dict(getattr(args, "model_init_kwargs", None) or {})
+    attention = settings.pop("attn_implementation", None)
+    settings.pop("revision", None)
+    if settings:
+        raise ConfigError(
+            f"model_init_kwargs has {', '.join(settings)}",
+            why="weights are streamed to the SSDs, so only the model's code can be set",
+            remedy="leave all but revision and attn_implementation out",
+        )
+    model = source.make_model()
+    if attention is not None:
+        model.set_attn_implementation(attention)  # type: ignore[operator]
+    if args is not None:
+        # TRL would warn that they are ignored.
+        args.model_init_kwargs = None
+    return model
+
+
+def _each_once(
+    tensors: list[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Hand tensors out and let go of them, so that no second model stays in RAM."""
+    tensors.reverse()
+    while tensors:
+        yield tensors.pop()
+
+
+class Trainer(OffloadMixin, transformers.Trainer):
+    """transformers' Trainer; takes `offload` besides its own arguments."""
+
+
+class SFTTrainer(OffloadMixin, trl.SFTTrainer):  # type: ignore[misc]
+    """TRL's SFTTrainer; takes `offload` besides its own arguments."""
+
+    @contextlib.contextmanager
+    def _without_metrics(self) -> Iterator[None]:
+        metrics = {name: list(values) for name, values in self._metrics["train"].items()}
+        num_tokens = self._total_train_tokens
+        try:
+            yield
+        finally:
+            self._metrics["train"].clear()
+            self._metrics["train"].update(metrics)
+            self._total_train_tokens = num_tokens
+
+    def _send_telemetry(self) -> None:
+        """Nothing about a run leaves the machine."""

@@ -1,0 +1,233 @@
+"""`lohan train` and `lohan data preview` as a user runs them."""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+import transformers
+
+from support import tiny_chat
+from support.command_line import Ran, run_lohan
+from support.plain_engine import attach_plainly
+
+
+@pytest.fixture(autouse=True)
+def _plain_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lohan.train.saving.attach_engine", attach_plainly)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path) -> pathlib.Path:
+    tiny_chat.save_model(tmp_path / "model")
+    tiny_chat.write_jsonl(tmp_path / "rows.jsonl", tiny_chat.conversations(10))
+    (tmp_path / "ssd").mkdir()
+    return tmp_path
+
+
+def train(place: pathlib.Path, *words: str, **changes: str) -> Ran:
+    given = {
+        "model": str(place / "model"),
+        "data": str(place / "rows.jsonl"),
+        "ssd": str(place / "ssd"),
+        "out": str(place / "out"),
+        "device": "cpu",
+        "max_steps": "3",
+        "per_device_train_batch_size": "2",
+        "gradient_accumulation_steps": "2",
+        "assistant_only_loss": "true",
+        **changes,
+    }
+    return run_lohan(
+        "train", *[word for key, value in given.items() for word in (f"--{key}", value)], *words
+    )
+
+
+def test_a_run_leaves_a_model_that_answers_and_the_files_it_names(place: pathlib.Path) -> None:
+    done = train(place)
+    assert done.exit_code == 0, done.stderr
+    assert "step 3 | loss" in done.stdout
+    assert "model in" in done.stdout
+    out = place / "out"
+    for name in ("lohan.yaml", "run.json", "log.jsonl", "config.json", "chat_template.jinja"):
+        assert (out / name).is_file(), name
+    assert not list(out.glob(".lohan*"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "red"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    answer = model.generate(**asked, max_new_tokens=3, do_sample=False)
+    assert answer.shape[1] > asked["input_ids"].shape[1]
+
+
+def test_a_file_and_overrides_give_the_printed_configuration(place: pathlib.Path) -> None:
+    file = place / "run.yaml"
+    file.write_text(
+        f"model: {place / 'model'}\ndata: rows.jsonl\nout: {place / 'out'}\n"
+        f"learning_rate: 3e-4\noffload:\n  ssd: {place / 'ssd'}\n"
+    )
+    done = run_lohan("train", file, "--seed", "7", "--max_steps=-1", "--print-config")
+    assert done.exit_code == 0, done.stderr
+    assert f"learning_rate: 0.0003  # {file}" in done.stdout
+    assert "seed: 7  # command line" in done.stdout
+    assert "max_steps: -1  # command line" in done.stdout
+    assert not (place / "out").exists()
+
+
+def test_resume_continues_the_run_and_a_second_start_is_refused(place: pathlib.Path) -> None:
+    assert train(place, save_steps="1").exit_code == 0
+    again = train(place)
+    assert again.exit_code == 2
+    assert "--resume" in again.stderr
+    changed = train(place, "--resume", learning_rate="9e-3")
+    assert changed.exit_code == 2
+    assert "learning_rate: 2e-05 -> 0.009" in changed.stderr
+    resumed = train(place, "--resume", save_steps="1")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert "continues after step 3 of 3" in resumed.stdout
+
+
+def _cut(place: pathlib.Path) -> None:
+    (place / "rows.jsonl").write_text('{"messages": [{"role"')
+
+
+def _empty(place: pathlib.Path) -> None:
+    (place / "rows.jsonl").write_text("")
+
+
+def _wrong_order(place: pathlib.Path) -> None:
+    rows = tiny_chat.conversations(3)
+    rows[1]["messages"].reverse()
+    tiny_chat.write_jsonl(place / "rows.jsonl", rows)
+
+
+def _no_template(place: pathlib.Path) -> None:
+    (place / "model" / "chat_template.jinja").unlink()
+
+
+def _corrupt_shard(place: pathlib.Path) -> None:
+    path = place / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _no_ssd(place: pathlib.Path) -> None:
+    (place / "ssd").rmdir()
+
+
+def _ssd_is_a_file(place: pathlib.Path) -> None:
+    _no_ssd(place)
+    (place / "ssd").write_text("")
+
+
+def _out_is_a_file(place: pathlib.Path) -> None:
+    (place / "out").write_text("")
+
+
+def _no_model(place: pathlib.Path) -> None:
+    (place / "model" / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_cut, "rows.jsonl line 1 is not JSON"),
+        (_empty, "is empty"),
+        (_wrong_order, "refuses row 2"),
+        (_no_template, "has no chat template"),
+        (_corrupt_shard, "model.safetensors"),
+        (_no_ssd, "an SSD directory cannot be used"),
+        (_ssd_is_a_file, "an SSD directory cannot be used"),
+        (_out_is_a_file, "output folder cannot be written"),
+        (_no_model, "config.json"),
+    ],
+)
+def test_what_cannot_work_is_an_error_before_training_starts(
+    place: pathlib.Path, spoil: Any, words: str
+) -> None:
+    spoil(place)
+    done = train(place)
+    assert done.exit_code == 2
+    assert words in done.stderr.replace("\n", " ")
+    assert "do:" in done.stderr
+    assert not (place / "out" / "run.json").exists()
+    assert "step 1" not in done.stdout
+
+
+def test_rows_without_a_token_to_train_on_are_refused(place: pathlib.Path) -> None:
+    done = train(place, max_length="2")
+    assert done.exit_code == 2
+    assert "max_length" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--packing"], "--packing has no value"),
+        (["--max_seq_length", "5"], "write max_length"),
+        (["one.yaml", "two.yaml"], '"two.yaml" stands alone'),
+        (["--model=m", "--data=d", "--out=o", "--ssd=s", "--seed", "x"], "seed is 'x'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused(
+    place: pathlib.Path, words: list[str], said: str
+) -> None:
+    done = run_lohan("train", *words)
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_missing_packages_are_said_with_the_command_that_brings_them(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "trl" else find_spec(name)
+    )
+    done = train(place)
+    assert done.exit_code == 2
+    assert "lohan[train]" in done.stderr
+
+
+def test_the_preview_marks_what_is_trained_on(place: pathlib.Path) -> None:
+    done = run_lohan(
+        "data",
+        "preview",
+        place / "rows.jsonl",
+        "--model",
+        place / "model",
+        "--rows",
+        "1",
+        "--assistant_only_loss",
+        "true",
+        "--max_length",
+        "20",
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "[loss]" in done.stdout
+    assert "<|end|>[/loss]" in done.stdout
+    assert "10 rows of the form messages" in done.stdout
+    assert "longer than max_length=20" in done.stdout
+
+
+def test_help_needs_none_of_the_heavy_packages() -> None:
+    code = (
+        "import sys, lohan.cli; "
+        "heavy = {'torch', 'transformers', 'trl', 'datasets', 'yaml', 'pydantic'}; "
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_log_has_one_object_per_step(place: pathlib.Path) -> None:
+    assert train(place).exit_code == 0
+    lines = [json.loads(line) for line in (place / "out" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
+    assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)

@@ -1,0 +1,117 @@
+"""`lohan train` ended by SIGKILL, SIGTERM and Ctrl-C at instants nobody chose, and resumed."""
+
+import hashlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support import tiny_chat
+
+PROGRAM = pathlib.Path(__file__).parents[1] / "support" / "lohan_with_small_engine.py"
+NUM_KILLS = 6
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("killed")
+    tiny_chat.save_model(folder / "model", attention_dropout=0.1)
+    tiny_chat.write_jsonl(folder / "rows.jsonl", tiny_chat.conversations(24))
+    return folder
+
+
+def command(place: pathlib.Path, name: str, *more: str) -> list[str]:
+    (place / f"ssd-{name}").mkdir(exist_ok=True)
+    words = {
+        "model": place / "model",
+        "data": place / "rows.jsonl",
+        "ssd": place / f"ssd-{name}",
+        "out": place / name,
+        "device": "cpu",
+        "num_train_epochs": 4,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": "1e-3",
+        "save_steps": 1,
+        "pad_to_multiple_of": 16,
+    }
+    pairs = [str(word) for key, value in words.items() for word in (f"--{key}", value)]
+    return [sys.executable, str(PROGRAM), "train", *pairs, *more]
+
+
+def start(place: pathlib.Path, name: str, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(place, name, *more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def finish(place: pathlib.Path, name: str, *more: str) -> str:
+    process = start(place, name, *more)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def weights_hash(out: pathlib.Path) -> str:
+    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: pathlib.Path) -> str:
+    finish(place, "undisturbed")
+    return weights_hash(place / "undisturbed")
+
+
+def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"the program ended without saying {words!r}")
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_instants_ends_with_the_same_bits(
+    place: pathlib.Path, undisturbed: str
+) -> None:
+    draw = random.Random(5)
+    more: list[str] = []
+    for _ in range(NUM_KILLS):
+        process = start(place, "killed", *more)
+        wait_for_line(process, "training")
+        # An instant within the next steps; which one does not matter.
+        time.sleep(draw.uniform(0.0, 0.6))
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        if process.returncode == 0:
+            break
+        more = ["--resume"]
+    else:
+        finish(place, "killed", "--resume")
+    assert weights_hash(place / "killed") == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_seals_says_so_and_a_resume_ends_with_the_same_bits(
+    place: pathlib.Path, undisturbed: str, number: signal.Signals, code: int
+) -> None:
+    name = f"stopped-{number}"
+    process = start(place, name)
+    wait_for_line(process, "step 2 |")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == code, output
+    assert "stopped and sealed at step" in output
+    assert "--resume" in output
+    finish(place, name, "--resume")
+    assert weights_hash(place / name) == undisturbed

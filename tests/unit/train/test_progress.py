@@ -1,0 +1,115 @@
+"""What a run shows: the plan in words, one line per step, a bar in a terminal."""
+
+import io
+import types
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lohan.hardware.presets import machine_named
+from lohan.model.names import shape_of
+from lohan.plan import make_plan
+from lohan.plan.plan import Plan
+from lohan.plan.workload import Workload
+from lohan.simulate import SimulatedStep, simulate_plan
+from lohan.train.plan_words import plan_in_words
+from lohan.train.progress import ConsoleProgress, step_numbers
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[Plan, SimulatedStep]:
+    machine = machine_named("paper-4090")
+    workload = Workload(batch=8, sequence=1024, num_micro_batches=2)
+    plan = make_plan("lohan+", machine, shape_of("gpt-6b"), workload)
+    return plan, simulate_plan(plan, machine, num_steps=3)
+
+
+def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
+    result = types.SimpleNamespace(
+        seconds=2.0,
+        tokens=100,
+        read_bytes=5,
+        written_bytes=7_000_000,
+        busy={"gpu": 0.75, "ssd_read": 0.5},
+        bottleneck="gpu",
+        is_skipped=False,
+        loss_scale=None,
+        **changes,
+    )
+    plan, prediction = planned or (None, None)
+    engine = types.SimpleNamespace(run_id="abc", plan=plan, prediction=prediction)
+    return types.SimpleNamespace(last_step=result, engine=engine)
+
+
+def shown(made: Any, *, is_terminal: bool = False) -> tuple[ConsoleProgress, io.StringIO]:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=is_terminal, width=200, highlight=False)
+    return ConsoleProgress(made, console), text
+
+
+STATE = types.SimpleNamespace(global_step=0, max_steps=10)
+ARGS = types.SimpleNamespace(gradient_accumulation_steps=2, per_device_train_batch_size=4)
+
+
+def test_a_plan_in_words_says_fit_time_bytes_wear_and_bottleneck(
+    planned: tuple[Plan, SimulatedStep],
+) -> None:
+    text = "\n".join(plan_in_words(*planned, num_steps=100))
+    for words in ("fits: GPU", "RAM", "SSD", "bottleneck", "a step", "rated life", "activations"):
+        assert words in text
+    assert "predicted" not in "\n".join(plan_in_words(planned[0], None, num_steps=100))
+
+
+def test_the_plan_is_shown_once_before_the_first_step(planned: Any) -> None:
+    progress, text = shown(trainer(planned))
+    progress.on_train_begin(ARGS, STATE, None)
+    progress.on_step_end(ARGS, STATE, None)
+    assert text.getvalue().count("predicted for 10 steps") == 1
+    assert "training begins at step 0 of 10" in text.getvalue()
+
+
+def test_a_step_is_one_line_with_all_its_numbers(planned: Any) -> None:
+    made = trainer(planned)
+    progress, text = shown(made)
+    logs = {"loss": 1.25, "learning_rate": 1e-5, "grad_norm": 0.5, **step_numbers(made)}
+    progress.on_log(ARGS, STATE, None, logs)
+    (line,) = text.getvalue().splitlines()
+    for words in (
+        "loss 1.2500",
+        "lr 1e-05",
+        "grad norm 0.5",
+        "50.0 tokens/s",
+        "2.0 s (predicted",
+        "gpu 75%",
+        "ssd_read 50%",
+        "7.0 MB written",
+        "bottleneck gpu",
+    ):
+        assert words in line, words
+
+
+def test_a_loss_that_is_no_number_is_shown(planned: Any) -> None:
+    progress, text = shown(trainer(planned))
+    progress.on_log(ARGS, STATE, None, {"loss": float("nan")})
+    assert "loss nan" in text.getvalue()
+
+
+def test_an_evaluation_shows_loss_perplexity_and_accuracy(planned: Any) -> None:
+    progress, text = shown(trainer(planned))
+    progress.on_log(ARGS, STATE, None, {"eval_loss": 1.0, "eval_mean_token_accuracy": 0.25})
+    assert "eval_loss 1.0000, perplexity 2.72, token accuracy 25.0%" in text.getvalue()
+
+
+def test_in_a_terminal_a_bar_shows_the_time_left(planned: Any) -> None:
+    progress, text = shown(trainer(planned), is_terminal=True)
+    progress.on_train_begin(ARGS, STATE, None)
+    assert "left (predicted)" in text.getvalue()
+    progress.on_step_end(ARGS, types.SimpleNamespace(global_step=1, max_steps=10), None)
+    progress.close()
+    progress.close()
+    assert "1/10" in text.getvalue()
+
+
+def test_without_a_step_there_are_no_numbers() -> None:
+    assert step_numbers(types.SimpleNamespace(last_step=None)) == {}
