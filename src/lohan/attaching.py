@@ -5,7 +5,7 @@ is free. The rest is `runtime.attach`.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from lohan.runtime.engine import Engine
 from lohan.runtime.planning import Policy
 from lohan.runtime.segments import LossFunction
 from lohan.ssd import check_directories
+from lohan.store.initial import Moments
 from lohan.units import parse_bytes
 
 Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -40,6 +41,8 @@ def attach(
     policy: str | Policy = "lohan+",
     machine: Machine | MeasuredMachine | str | None = None,
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+    moments: Moments | None = None,
+    counters: Mapping[str, Any] | None = None,
     run: str | None = None,
     example: Any | None = None,
     loss_fn: LossFunction | None = None,
@@ -63,6 +66,8 @@ def attach(
             workload that returns a Plan.
         machine: a Machine, its name or file. None: this machine, measured once and remembered.
         weights: (name, tensor) of every parameter, in any order; streamed to SSD.
+        moments: both moments of a parameter by its name, to go on from a copy of a run; with
+            `counters`, the copied `Engine.counters`.
         run: id of a run in the same directories, to go on from its last seal.
         example: a micro-batch, for models whose inputs are not `input_ids` and `labels`.
         loss_fn: `loss_fn(model, batch)`, in place of the loss of `model(**batch)`.
@@ -107,6 +112,8 @@ def attach(
             device=opened,
             policy=policy,
             weights=weights,
+            moments=moments,
+            counters=counters,
             run=run,
             example=example,
             loss_fn=loss_fn,

@@ -6,7 +6,7 @@ before anything is written. `lohan.attach` finds out what machine it runs on and
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from lohan.device.device import Device
 from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.runtime.engine import Engine
+from lohan.runtime.engine import COUNTERS_KEY, Engine
 from lohan.runtime.loss import Progress
 from lohan.runtime.planning import Budgets, Policy
 from lohan.runtime.run_setup import (
@@ -32,6 +32,7 @@ from lohan.runtime.step_record import NonFinitePolicy
 from lohan.runtime.traced_model import TracedModel
 from lohan.ssd import CHUNK_BYTES, DriveSettings, IoEngine, add_drives, choose_engine
 from lohan.store import ComputeFormat, SlotCount, StateStore, create_states, open_states
+from lohan.store.initial import Moments
 from lohan.units import MIB, format_bytes
 
 _LEAST_SCRATCH_BYTES = 512 * 1024
@@ -49,6 +50,8 @@ def attach_engine(
     device: str | Device | None = None,
     policy: str | Policy = "lohan+",
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+    moments: Moments | None = None,
+    counters: Mapping[str, Any] | None = None,
     run: str | None = None,
     example: Any | None = None,
     loss_fn: LossFunction | None = None,
@@ -106,8 +109,11 @@ def attach_engine(
             undo.callback(lambda: store.close(should_delete=True))
             tell("writing the first states")
             assert first is not None
-            store.fill(first, should_verify=False)
-            store.seal(step=0, metadata={})
+            store.fill(first, moments=moments, should_verify=False)
+            store.seal(
+                step=int(counters["num_steps"]) if counters else 0,
+                metadata={COUNTERS_KEY: dict(counters)} if counters else {},
+            )
         else:
             tell("opening and verifying the states of the last seal")
             store = open_states(

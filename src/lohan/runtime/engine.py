@@ -35,7 +35,7 @@ from lohan.trace import Recorder, Trace
 from lohan.vocabulary import ComputeKind
 
 _NUM_TRACED_SPANS = 20_000
-_METADATA_KEY = "lohan"
+COUNTERS_KEY = "lohan"
 
 
 class Engine:
@@ -59,8 +59,8 @@ class Engine:
         self._is_settled = True
         self._knows_draws = False
         manifest = setup.store.sealed
-        if manifest is not None and _METADATA_KEY in manifest.metadata:
-            self._counters.take(manifest.metadata[_METADATA_KEY])
+        if manifest is not None and COUNTERS_KEY in manifest.metadata:
+            self._counters.take(manifest.metadata[COUNTERS_KEY])
 
     # What a user does --------------------------------------------------------------------------
 
@@ -92,6 +92,16 @@ class Engine:
         with self._failing_for_good():
             self._learn_draws(running, batches, loss_fn)
             return self._step(running, batches, loss_fn, shares, rates)
+
+    def prepare(self, micro_batches: Sequence[Any]) -> None:
+        """Plan for steps up to this size before the first one is taken. Nothing is computed.
+
+        Raises:
+            ConfigError: bad input, or a model that cannot be driven block by block.
+            DoesNotFit: a step of this size needs more memory than allowed.
+        """
+        self._refuse_if_over()
+        self._plan_for(self._setup.on_device(micro_batches))
 
     def evaluate(self, batches: Sequence[Any], loss_fn: LossFunction | None = None) -> list[float]:
         """Losses of batches, without gradients. `model.eval()` is the caller's.
@@ -149,7 +159,7 @@ class Engine:
         self.synchronize()
         self._setup.store.seal(
             step=self._counters.num_steps,
-            metadata={_METADATA_KEY: self._counters.to_json(), "user": dict(metadata or {})},
+            metadata={COUNTERS_KEY: self.counters, "user": dict(metadata or {})},
         )
 
     def close(self, *, should_delete: bool = False) -> None:
@@ -184,6 +194,11 @@ class Engine:
     def num_steps(self) -> int:
         """Optimizer steps taken, skipped ones included."""
         return self._counters.num_steps
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """What a copy of the states needs besides them: `attach(counters=...)` takes it."""
+        return self._counters.to_json()
 
     @property
     def sealed(self) -> Sealed | None:
