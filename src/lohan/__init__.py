@@ -11,17 +11,21 @@ if TYPE_CHECKING:
     from lohan.optimizer.torch_optimizer import AdamW as AdamW
     from lohan.runtime.engine import Engine as Engine
     from lohan.runtime.results import StepResult as StepResult
+    from lohan.train.trainer import SFTTrainer as SFTTrainer
+    from lohan.train.trainer import Trainer as Trainer
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "AdamW": "lohan.optimizer.torch_optimizer",
     "Engine": "lohan.runtime.engine",
+    "SFTTrainer": "lohan.train.trainer",
     "StepResult": "lohan.runtime.results",
+    "Trainer": "lohan.train.trainer",
     "attach": "lohan.attaching",
 }
 
-__all__ = ["AdamW", "Engine", "StepResult", "__version__", "attach"]
+__all__ = ["AdamW", "Engine", "SFTTrainer", "StepResult", "Trainer", "__version__", "attach"]
 
 
 def __getattr__(name: str) -> Any:

@@ -173,7 +173,9 @@ def _source_of(
     dtype: torch.dtype,
     trust_remote_code: bool,
 ) -> ModelSource:
-    found: Any = model if model is not None else sealed.metadata.get("model")
+    # The engine keeps what a trainer seals under "user".
+    sealed_by = {**sealed.metadata, **sealed.metadata.get("user", {})}
+    found: Any = model if model is not None else sealed_by.get("model")
     if not isinstance(found, str):
         raise ConfigError(
             f"the model run {place.run_id} started from is not known",
