@@ -16,9 +16,10 @@ import lohan
 from lohan.cli.check import check
 from lohan.cli.clean import clean
 from lohan.cli.compare import compare
-from lohan.cli.data import data
+from lohan.cli.data_preview import data_commands
 from lohan.cli.doctor import doctor
 from lohan.cli.export import export
+from lohan.cli.free_words import FREE_OPTIONS
 from lohan.cli.machines import machines
 from lohan.cli.models import models
 from lohan.cli.plan import plan
@@ -26,6 +27,7 @@ from lohan.cli.profile import profile
 from lohan.cli.report import report
 from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate
+from lohan.cli.train import train
 from lohan.errors import LohanError
 
 EXIT_ERROR = 2
@@ -95,7 +97,8 @@ for _command in (
     clean,
 ):
     app.command()(_command)
-app.add_typer(data)
+app.command(context_settings=FREE_OPTIONS)(train)
+app.add_typer(data_commands)
 
 
 def main() -> None:
