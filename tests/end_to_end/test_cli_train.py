@@ -231,3 +231,40 @@ def test_the_log_has_one_object_per_step(place: pathlib.Path) -> None:
     lines = [json.loads(line) for line in (place / "out" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
     assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)
+
+
+def test_a_failure_after_the_first_seal_says_how_to_go_on(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lohan.errors import DoesNotFit
+    from support.plain_engine import PlainEngine
+
+    def refuse(self: Any, micro_batches: Any, *args: Any, **kwargs: Any) -> None:
+        raise DoesNotFit("1 GiB of RAM is needed", why="that is much", remedy="give more RAM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainEngine, "step", refuse)
+        done = train(place)
+    assert done.exit_code == 2
+    assert "give more RAM" in done.stderr
+    assert "sealed at step 0 and stay" in done.stdout
+    assert train(place, "--resume").exit_code == 0
+
+
+def test_an_output_folder_without_room_is_refused_before_weights_are_taken_in(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("lohan.train.space.shutil.disk_usage", lambda path: usage)
+    done = train(place)
+    assert done.exit_code == 2
+    assert "64.1 MB" in done.stderr
+    assert list((place / "ssd").iterdir()) == []
+
+
+def test_a_folder_that_holds_a_model_is_not_written_to(place: pathlib.Path) -> None:
+    before = sorted((place / "model").iterdir())
+    done = train(place, out=str(place / "model"))
+    assert done.exit_code == 2
+    assert "already holds a model" in done.stderr
+    assert sorted((place / "model").iterdir()) == before

@@ -106,7 +106,9 @@ SMALL = {"ram": 6 << 20, "gpu": 4 << 20}
 LARGER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 20}
 
 
-@pytest.mark.parametrize("offload", [{}, SMALL], ids=["in RAM", "on SSD"])
+@pytest.mark.parametrize(
+    "offload", [{}, pytest.param(SMALL, marks=pytest.mark.slow)], ids=["in RAM", "on SSD"]
+)
 def test_a_run_on_the_engine_is_the_run_in_memory_to_the_bit(
     tmp_path: pathlib.Path, offload: dict[str, Any]
 ) -> None:
@@ -126,7 +128,7 @@ def test_a_run_on_the_engine_is_the_run_in_memory_to_the_bit(
     ours.close()
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_killed_run_on_the_engine_continues_to_the_same_bits(
     tmp_path: pathlib.Path, step: int
 ) -> None:

@@ -7,6 +7,7 @@ line; prints through the console it is given.
 
 import contextlib
 import errno
+import math
 import pathlib
 import time
 import warnings
@@ -15,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, LohanError
 from lohan.ssd import check_directories
 from lohan.ssd.storage_errors import storage_error
 from lohan.train.arguments import make_arguments, refuse_unsupported
@@ -25,6 +26,7 @@ from lohan.train.durable_files import write_text
 from lohan.train.preview import explained_rows
 from lohan.train.resume_point import RUN_NAME, read_run
 from lohan.train.run_files import write_summary, write_trace
+from lohan.train.space import Reservation, needed_bytes
 from lohan.train.tokenizing import load_tokenizer
 from lohan.units import format_bytes_decimal
 
@@ -56,6 +58,7 @@ def run_training(
             console.print(f"note: {warning}", soft_wrap=True)
     with _shown_warnings(console):
         source = _open(config, args)
+        _refuse_full(out, source, config, args)
         tokenizer = load_tokenizer(source, args)
         tables = out / TABLES_FOLDER
         text_column = config.arguments.get("dataset_text_field")
@@ -96,11 +99,21 @@ def run_training(
             path=str(error.filename or out),
         ) from error
     except (KeyboardInterrupt, SystemExit):
-        console.print(
-            f"stopped and sealed at step {trainer.state.global_step}; continue with the same "
-            "command and --resume",
-            soft_wrap=True,
-        )
+        if trainer.stop_request.is_set:
+            console.print(
+                f"stopped and sealed at step {trainer.state.global_step}; continue with the same "
+                "command and --resume",
+                soft_wrap=True,
+            )
+        raise
+    except LohanError:
+        if trainer.sealed_step is not None:
+            console.print(
+                f"the states of run {trainer.engine.run_id} are sealed at step "
+                f"{trainer.sealed_step} and stay; continue with the same command and --resume, "
+                "or remove them with lohan clean",
+                soft_wrap=True,
+            )
         raise
     finally:
         progress.close()
@@ -145,6 +158,19 @@ def _prepare_out(out: pathlib.Path, *, is_resuming: bool) -> None:
         raise storage_error(
             "the output folder cannot be written", error.errno or errno.EIO, path=str(out)
         ) from None
+
+
+def _refuse_full(out: pathlib.Path, source: Any, config: TrainConfig, args: Any) -> None:
+    """Refuse an output folder without room for the model before its weights are taken in."""
+    nbytes, _ = needed_bytes(
+        sum(math.prod(shape) for shape in source.parameters.values()),
+        num_steps=max(0, args.max_steps),
+        archive_steps=config.offload.archive_steps,
+        save_total_limit=args.save_total_limit,
+    )
+    space = Reservation(out)
+    space.hold(nbytes, purpose="the model and its archives")
+    space.release()
 
 
 def _make_trainer(

@@ -55,7 +55,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         self.last_step: Any = None
         """Result of the engine's last step."""
         self.written_bytes = 0
-        """Written to the SSDs by the steps of this process."""
+        """Written to the SSDs by the steps of the run."""
         self.stop_request = StopRequest()
         self.tell: Callable[[str], None] | None = None
         """Gets one sentence per stage of starting up."""
@@ -70,6 +70,12 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         if self._engine is None:
             self._start_engine(run=None)
         return self._engine
+
+    @property
+    def sealed_step(self) -> int | None:
+        """The step a resume would go on from; None while there is no engine, or no seal."""
+        sealed = self._engine.sealed if self._engine is not None else None
+        return None if sealed is None else int(sealed.step)
 
     @functools.cached_property
     def _reservation(self) -> Reservation:
@@ -263,6 +269,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             arguments=self._comparable_arguments(),
             data_hash=self.data_hash,
         )
+        self.written_bytes = int(self._sealed["written_bytes"])
 
     def _comparable_arguments(self) -> dict[str, Any]:
         return resume_point.comparable(self.args.to_dict())
@@ -333,6 +340,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             "optimizer_groups": groups_of(self._plain_optimizer()),
             "arguments": self._comparable_arguments(),
             "data_hash": self.data_hash,
+            "written_bytes": self.written_bytes,
             "versions": {"lohan": lohan.__version__, "transformers": transformers.__version__},
         }
         try:

@@ -104,7 +104,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> SFTTrainer:
     return trainer
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 7])
+@pytest.mark.parametrize(
+    "step", [3, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 4, 7))]
+)
 def test_a_killed_run_continues_to_the_same_bits(
     tmp_path: pathlib.Path, undisturbed: SFTTrainer, step: int
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_killed_run_continues_to_the_same_bits(
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_continues_to_the_same_bits(
     tmp_path: pathlib.Path, undisturbed: SFTTrainer
 ) -> None:
@@ -132,7 +135,11 @@ def test_a_run_killed_twice_continues_to_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("number", "ending"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)]
+    ("number", "ending"),
+    [
+        (signal.SIGTERM, SystemExit),
+        pytest.param(signal.SIGINT, KeyboardInterrupt, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_finishes_the_step_seals_it_and_ends(
     tmp_path: pathlib.Path,
@@ -169,6 +176,7 @@ def test_a_second_signal_ends_the_process_at_once(
     assert codes == [130]
 
 
+@pytest.mark.slow
 def test_a_folder_without_its_seal_is_not_the_resume_point(
     tmp_path: pathlib.Path, undisturbed: SFTTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +246,7 @@ def test_an_archive_moved_to_another_machine_continues_to_the_same_bits(
     assert_same(resumed, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(Killed):
         make(tmp_path / "a", KillAfter(5), offload={"archive_steps": 3}).train()
@@ -259,6 +268,7 @@ def test_damaged_states_offer_the_newest_archive(tmp_path: pathlib.Path) -> None
         make(tmp_path, offload={"archive_steps": 3}).train(resume_from_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_archives_are_kept_as_the_limit_says(tmp_path: pathlib.Path) -> None:
     trainer = make(tmp_path, offload={"archive_steps": 2}, save_total_limit=2, save_steps=3)
     trainer.train()
@@ -266,6 +276,7 @@ def test_archives_are_kept_as_the_limit_says(tmp_path: pathlib.Path) -> None:
     assert kept == ["checkpoint-6", "checkpoint-8"]
 
 
+@pytest.mark.slow
 def test_a_small_folder_of_an_old_seal_cannot_be_resumed(tmp_path: pathlib.Path) -> None:
     trainer = make(tmp_path)
     trainer.train()
@@ -294,6 +305,9 @@ def test_the_write_budget_seals_and_stops(tmp_path: pathlib.Path) -> None:
     assert trainer.engine.sealed.step == trainer.state.global_step == 3
     assert trainer.stopped_because is not None
     assert "write budget" in trainer.stopped_because
+    resumed = make(tmp_path, offload={"write_budget": 5 * step_bytes})
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 5
 
 
 def test_every_log_is_in_the_log_file_also_nan(tmp_path: pathlib.Path) -> None:

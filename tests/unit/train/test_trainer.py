@@ -79,7 +79,9 @@ PLAIN = {"bf16": False, "gradient_checkpointing": False}
         {},
         {"assistant_only_loss": False, "packing": True, "packing_strategy": "wrapped"},
         pytest.param({"loss_type": "dft"}, marks=pytest.mark.slow),
-        {"logging_steps": 3, "gradient_accumulation_steps": 3},
+        pytest.param(
+            {"logging_steps": 3, "gradient_accumulation_steps": 3}, marks=pytest.mark.slow
+        ),
     ],
     ids=["chat", "packing", "dft", "windows of three"],
 )
