@@ -1,0 +1,299 @@
+"""Training on the processor with every state on SSD, next to plain PyTorch in memory.
+
+    python benchmarks/train_cpu.py --ssd DIR [--model llama-134m] [--batch 2] [--seq 256]
+
+Runs, each in a process of its own, on the same batches from the same weights:
+  in memory               bf16 weights, fp32 masters, torch's fused AdamW, no clipping
+  in memory, checkpointed the same with activation checkpointing
+  lohan                   all states on SSD, activations kept (memory to spare)
+  lohan, recomputed       all states on SSD, every activation recomputed, a tight RAM budget
+  lohan, with RAM         as `lohan.attach` plans it with the given --ram
+
+Prints tokens/s (median step), peak RSS after warm-up, bytes read and written per parameter and step,
+and the ratios; the last line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MODELS = {
+    # hidden, intermediate, layers, heads, key-value heads, vocabulary
+    "llama-20m": (256, 704, 4, 4, 4, 32000),
+    "llama-134m": (768, 2048, 12, 12, 12, 32000),
+    "llama-271m": (1024, 2816, 16, 16, 16, 32000),
+    "llama-1100m": (2048, 5632, 22, 32, 4, 32000),
+}
+SYSTEMS = (
+    "in memory",
+    "in memory, checkpointed",
+    "lohan",
+    "lohan, recomputed",
+    "lohan, with RAM",
+)
+LR, DECAY = 3e-4, 0.01
+
+
+def config_of(name: str, sequence: int):
+    from transformers import LlamaConfig
+
+    hidden, inner, layers, heads, kv_heads, vocabulary = MODELS[name]
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=max(2048, sequence),
+        use_cache=False,
+        tie_word_embeddings=False,
+    )
+
+
+def batch_of(step: int, args) -> dict:
+    import torch
+
+    generator = torch.Generator().manual_seed(1000 + step)
+    tokens = torch.randint(0, 512, (args.batch, args.seq), generator=generator)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def first_weights(model, seed: int):
+    """Every parameter's first value, the same for all systems, one tensor at a time."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + len(name) + parameter.numel())
+        if parameter.dim() == 1:
+            yield name, torch.ones(parameter.shape, dtype=torch.bfloat16)
+        else:
+            values = torch.empty(parameter.shape)
+            yield name, values.normal_(0.0, 0.02, generator=generator).to(torch.bfloat16)
+
+
+class Meter:
+    """Step times and the peak of resident memory after warm-up."""
+
+    def __init__(self, warmup: int) -> None:
+        self.warmup, self.seconds, self.losses = warmup, [], []
+
+    def begin(self, step: int) -> None:
+        if step == self.warmup:
+            Path("/proc/self/clear_refs").write_text("5")
+        self._started = time.perf_counter()
+
+    def end(self, step: int, loss: float) -> None:
+        if step >= self.warmup:
+            self.seconds.append(time.perf_counter() - self._started)
+        self.losses.append(loss)
+
+    def report(self, args, **more) -> None:
+        status = Path("/proc/self/status").read_text()
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        print(
+            json.dumps(
+                {
+                    "tokens_per_second": args.batch * args.seq / statistics.median(self.seconds),
+                    "step_seconds": statistics.median(self.seconds),
+                    "peak_rss_mib": int(peak.split()[1]) / 1024,
+                    "last_loss": self.losses[-1],
+                    **more,
+                }
+            )
+        )
+
+
+def train_in_memory(args, is_checkpointed: bool) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config_of(args.model, args.seq)).to(torch.bfloat16)
+    weights = dict(first_weights(model, 0))
+    model = LlamaForCausalLM(config_of(args.model, args.seq)).to(torch.bfloat16).train()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights.pop(name))
+    if is_checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    parameters = list(model.parameters())
+    masters = [parameter.detach().float().clone() for parameter in parameters]
+    optimizer = torch.optim.AdamW(masters, lr=LR, weight_decay=DECAY, fused=True)
+    meter = Meter(args.warmup)
+    for step in range(args.warmup + args.steps):
+        meter.begin(step)
+        loss = model(**batch_of(step, args)).loss
+        loss.backward()
+        for master, parameter in zip(masters, parameters, strict=True):
+            master.grad = parameter.grad.float()
+        optimizer.step()
+        for master, parameter in zip(masters, parameters, strict=True):
+            parameter.data.copy_(master)
+            master.grad = parameter.grad = None
+        meter.end(step, loss.item())
+    meter.report(args)
+
+
+def train_with_lohan(args, system: str) -> None:
+    from dataclasses import replace
+
+    import torch
+    from transformers import LlamaForCausalLM
+
+    import lohan
+    from lohan.plan import make_plan
+    from lohan.vocabulary import Choice
+
+    def on_ssd(machine, shape, workload):
+        """The project's plan with nothing in RAM, and activations all kept or all recomputed."""
+        plan = make_plan("lohan+", machine, shape, workload)
+        keeps = system == "lohan"
+        blocks = [
+            replace(
+                block,
+                residents=frozenset(),
+                input_choice=Choice.KEEP,
+                choices=tuple((op.index, Choice.KEEP) for op in kind.operators if op.is_saved)
+                if keeps
+                else (),
+            )
+            for block, kind in zip(plan.blocks, shape.blocks, strict=True)
+        ]
+        return replace(plan, blocks=tuple(blocks), num_update_parts=args.parts)
+
+    config = config_of(args.model, args.seq)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16).train()
+    # Rotary frequencies are a buffer: computed, not loaded.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    optimizer = lohan.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, max_grad_norm=None)
+    policy = "lohan+" if system == "lohan, with RAM" else on_ssd
+    with lohan.attach(
+        model,
+        optimizer,
+        ssd=args.ssd,
+        ram=args.ram,
+        device="cpu",
+        policy=policy,
+        weights=first_weights(model, 0),
+        threads=args.threads,
+        is_tracing=bool(args.trace),
+    ) as engine:
+        meter = Meter(args.warmup)
+        read = written = 0
+        for step in range(args.warmup + args.steps):
+            if step == args.warmup and args.trace:
+                engine.synchronize()
+            meter.begin(step)
+            result = engine.step([batch_of(step, args)])
+            meter.end(step, result.loss)
+            if step >= args.warmup:
+                read, written = read + result.read_bytes, written + result.written_bytes
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert engine.prediction is not None
+        meter.report(
+            args,
+            predicted_seconds=engine.prediction.step_seconds,
+            read_bytes_per_parameter=read / args.steps / count,
+            written_bytes_per_parameter=written / args.steps / count,
+            busy={lane: round(share, 3) for lane, share in result.busy.items()},
+        )
+        if args.trace:
+            from lohan.trace import chrome_json
+
+            Path(args.trace).write_text(chrome_json([engine.trace()]))
+        engine.close(should_delete=True)
+
+
+def run_one(args, system: str) -> dict:
+    """One system in a process of its own."""
+    command = [sys.executable, __file__, "--system", system]
+    for name in ("model", "batch", "seq", "steps", "warmup", "ram", "parts"):
+        command += [f"--{name}", str(getattr(args, name))]
+    for directory in args.ssd:
+        command += ["--ssd", directory]
+    if args.threads:
+        command += ["--threads", str(args.threads)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        return {"error": f"exit code {done.returncode}"}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ssd", action="append", default=[], help="SSD directory; repeat for more")
+    parser.add_argument("--model", choices=MODELS, default="llama-134m")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--ram", default="4GiB", help="RAM budget of lohan")
+    parser.add_argument("--parts", type=int, default=4, help="pieces of the largest block's update")
+    parser.add_argument("--threads", type=int, default=None, help="of lohan's CPU update")
+    parser.add_argument("--only", action="append", help="run these systems only")
+    parser.add_argument("--trace", help="write what the lanes did to this file (one system)")
+    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.system is not None:
+        if args.system.startswith("in memory"):
+            train_in_memory(args, is_checkpointed="checkpointed" in args.system)
+        else:
+            train_with_lohan(args, args.system)
+        return
+    with tempfile.TemporaryDirectory() as own:
+        args.ssd = args.ssd or [own]
+        systems = [one for one in SYSTEMS if not args.only or one in args.only]
+        found = {}
+        print(f"{args.model}, batch {args.batch} x {args.seq}, {os.cpu_count()} cores")
+        for system in systems:
+            found[system] = one = run_one(args, system)
+            if "error" in one:
+                print(f"  {system:24} {one['error']}")
+                continue
+            traffic = ""
+            if "read_bytes_per_parameter" in one:
+                traffic = (
+                    f", {one['read_bytes_per_parameter']:.1f} B read and "
+                    f"{one['written_bytes_per_parameter']:.1f} B written per parameter"
+                )
+            print(
+                f"  {system:24} {one['tokens_per_second']:8.1f} tokens/s, peak RSS "
+                f"{one['peak_rss_mib']:6.0f} MiB{traffic}"
+            )
+
+        def ratio(one: str, other: str) -> float | None:
+            speeds = [found.get(name, {}).get("tokens_per_second") for name in (one, other)]
+            return speeds[0] / speeds[1] if all(speeds) else None
+
+        ratios = {
+            "lohan_to_in_memory": ratio("lohan", "in memory"),
+            "recomputed_to_checkpointed": ratio("lohan, recomputed", "in memory, checkpointed"),
+            "with_ram_to_in_memory": ratio("lohan, with RAM", "in memory"),
+        }
+        for name, value in ratios.items():
+            if value is not None:
+                print(f"  {name.replace('_', ' '):34} {value:.3f}")
+        print(
+            json.dumps(
+                {
+                    "benchmark": "train_cpu",
+                    "model": args.model,
+                    "batch": args.batch,
+                    "sequence": args.seq,
+                    "ratios": ratios,
+                    "systems": found,
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
