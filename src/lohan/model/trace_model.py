@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from lohan.errors import ConfigError, LohanError
 from lohan.model.blocks import FoundBlock, find_blocks, structure_of
@@ -98,7 +98,7 @@ class TraceableModel:
         should_assume_flash: bool,
         call: Call | None = None,
     ) -> None:
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.device = model, dtype, device
         self.blocks = find_blocks(model)
         self.structures = {block.name: structure_of(block) for block in self.blocks}
         self._should_assume_flash = should_assume_flash
@@ -130,9 +130,12 @@ class TraceableModel:
         # The model looks into a mask. Then let it build masks in full, as it does for real ones.
         return self._run(make_inputs, point, is_as_if_real=False)
 
+    def _on_device(self, leaf: Any) -> Any:
+        return leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf
+
     def _run(self, make_inputs: MakeInputs, point: Point, *, is_as_if_real: bool) -> list[Stretch]:
         with self._mode:
-            inputs = make_inputs(*point)
+            inputs = tree_map(self._on_device, make_inputs(*point))
             tracer = _Tracer(self)
             hooks = torch.autograd.graph.saved_tensors_hooks(
                 tracer.recorder.keep_saved, lambda tensor: tensor

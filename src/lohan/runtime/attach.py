@@ -72,10 +72,6 @@ def attach_engine(
     compute_format = compute_format_of(model)
     dtype = torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16
     tell: Callable[[str], None] = progress if progress is not None else _silent
-    tell("tracing the model")
-    traced = TracedModel(model, dtype=dtype, example=example, loss_fn=loss_fn)
-    segments, layout = lay_out(model, traced, compute_format)
-    first = None if run is not None else initial_tensors(model, weights)
     scratch = min(_MOST_SCRATCH_BYTES, max(_LEAST_SCRATCH_BYTES, ram_bytes // 64))
     with contextlib.ExitStack() as undo:
         opened: Device
@@ -84,6 +80,12 @@ def attach_engine(
             undo.callback(opened.close)
         else:
             opened = device
+        tell("tracing the model")
+        traced = TracedModel(
+            model, dtype=dtype, device=opened.torch_device, example=example, loss_fn=loss_fn
+        )
+        segments, layout = lay_out(model, traced, compute_format)
+        first = None if run is not None else initial_tensors(model, weights)
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
         engine_io = io if io is not None else choose_engine()[0]

@@ -8,27 +8,24 @@ by `train`. Everything here runs on the main thread.
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from lohan.device.device import Device
-from lohan.errors import CheckpointError, ScheduleError
-from lohan.optimizer.torch_optimizer import AdamW
+from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.plan import Plan
 from lohan.runtime.lane_load import LaneLoad
 from lohan.runtime.loss import LossScale, loss_weights, num_tokens, weighted
-from lohan.runtime.planning import (
-    kinds_in_ram,
-    plan_run,
-)
-from lohan.runtime.results import RunCounters, Sealed, StepResult
+from lohan.runtime.planning import PlannedRun, kinds_in_ram, seconds_of
+from lohan.runtime.profiling import ProfilingStep
+from lohan.runtime.results import RunCounters, Sealed, StepResult, closed_error, failed_error
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan, start_running
 from lohan.runtime.segments import LossFunction
-from lohan.runtime.step_record import StepRecord, tensor_rates
-from lohan.runtime.traced_model import BatchSizes, sizes_of
+from lohan.runtime.step_record import StepRecord, groups_by_name
+from lohan.runtime.traced_model import sizes_of
 from lohan.simulate import SimulatedStep, simulate_plan
 from lohan.store import StateStore
 from lohan.trace import Recorder, Trace
@@ -36,6 +33,7 @@ from lohan.vocabulary import ComputeKind
 
 _NUM_TRACED_SPANS = 20_000
 COUNTERS_KEY = "lohan"
+_CLEARLY_FASTER = 0.95
 
 
 class Engine:
@@ -48,16 +46,16 @@ class Engine:
     def __init__(self, setup: RunSetup, optimizer: AdamW, *, is_tracing: bool) -> None:
         """Called by `attach`."""
         self._setup, self.optimizer = setup, optimizer
-        self.model = setup.model
+        self.model, self.device = setup.model, setup.device
         self._counters = RunCounters(scale=LossScale() if setup.dtype is torch.float16 else None)
         self._recorder = Recorder(is_on=is_tracing, capacity_spans=_NUM_TRACED_SPANS)
         self._load = LaneLoad()
+        self._profiling = ProfilingStep(self._recorder)
         self._running: RunningPlan | None = None
         self._prediction: SimulatedStep | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
         self._is_settled = True
-        self._knows_draws = False
         manifest = setup.store.sealed
         if manifest is not None and COUNTERS_KEY in manifest.metadata:
             self._counters.take(manifest.metadata[COUNTERS_KEY])
@@ -87,8 +85,7 @@ class Engine:
         batches = self._setup.on_device(micro_batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
         shares = loss_weights(batches, weights, is_causal=self._setup.is_causal)
-        rates = self.optimizer.rates()
-        running = self._plan_for(batches)
+        rates, running = self.optimizer.rates(), self._plan_for(batches)
         with self._failing_for_good():
             self._learn_draws(running, batches, loss_fn)
             return self._step(running, batches, loss_fn, shares, rates)
@@ -106,8 +103,7 @@ class Engine:
     def evaluate(self, batches: Sequence[Any], loss_fn: LossFunction | None = None) -> list[float]:
         """Losses of batches, without gradients. `model.eval()` is the caller's.
 
-        Raises:
-            As `step`.
+        Raises as `step` does.
         """
         self._refuse_if_over()
         given = self._setup.on_device(batches)
@@ -119,14 +115,9 @@ class Engine:
             self._flush(running)
             for first in range(0, len(given), size):
                 group = given[first : first + size]
-                tasks = running.rolling.evaluation()
-                running.lanes.submit(tasks)
-                running.driver.begin(tasks, running.rolling.num_passes - 1, None)
-                with self._setup.device.compute():
+                with self._evaluation(running):
                     found = running.model.evaluate(group, loss_fn)
-                running.driver.end()
                 losses += [float(loss) for loss in found]
-            running.lanes.wait_all()
         return losses
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -222,11 +213,6 @@ class Engine:
         return self._prediction
 
     @property
-    def device(self) -> Device:
-        """What computes."""
-        return self._setup.device
-
-    @property
     def store(self) -> StateStore:
         """The states."""
         return self._setup.store
@@ -253,10 +239,10 @@ class Engine:
         batches: list[Any],
         loss_fn: LossFunction | None,
         shares: list[float],
-        rates: list[Any],
+        rates: list[GroupRates],
     ) -> StepResult:
         started = time.perf_counter()
-        before = self._setup.store.counters, running.swap_counters
+        before = running.counters
         scale = self._counters.scale.value if self._counters.scale is not None else None
         record = self._record(rates, scale)
         tasks = running.rolling.step()
@@ -267,6 +253,7 @@ class Engine:
             running.planned.plan, number, running.rolling.pools["moving"].capacity_bytes
         )
         self._is_settled = False
+        self._profiling.begin(tasks)
         running.lanes.submit(tasks)
         running.driver.begin(tasks, number, record)
         with self._setup.device.compute():
@@ -280,42 +267,26 @@ class Engine:
         losses = tuple(float(loss) / (scale or 1.0) for loss in found)
         self._counters.count(record)
         ended = time.perf_counter()
-        after = self._setup.store.counters, running.swap_counters
+        after = running.counters
         busy = self._load.end(ended)
-        return StepResult(
-            step=record.number,
-            loss=sum(losses),
-            losses=losses,
-            grad_norm=record.grad_norm,
+        self._learn_machine(running)
+        return StepResult.of(
+            record,
+            losses,
             tokens=sum(num_tokens(batch) for batch in batches),
             seconds=ended - started,
-            read_bytes=sum(a.read_bytes - b.read_bytes for a, b in zip(after, before, strict=True)),
-            written_bytes=sum(
-                a.written_bytes - b.written_bytes for a, b in zip(after, before, strict=True)
-            ),
-            busy=busy,
-            bottleneck=self._load.bottleneck,
-            is_skipped=record.is_skipped,
-            loss_scale=scale,
+            traffic=(before, after),
+            load=(busy, self._load.bottleneck),
         )
 
-    def _record(self, rates: list[Any], scale: float | None) -> StepRecord:
-        layout = self._setup.store.layout
-        group_of = self.optimizer.group_of()
-        names = {
-            name: group_of[id(parameter)]
-            for name, parameter in self.model.named_parameters()
-            if id(parameter) in group_of
-        }
-        count = self._counters.num_updates + 1
-        steps = {name: count - self._counters.missed.get(name, 0) for name in layout.names}
-        clips = self._setup.waits_for_norm
-        return StepRecord(
-            number=self._counters.num_steps + 1,
+    def _record(self, rates: list[GroupRates], scale: float | None) -> StepRecord:
+        return StepRecord.begin(
+            self._setup.store.layout,
+            groups=groups_by_name(self.model, self.optimizer),
+            counters=self._counters,
             rates=rates,
-            tensors=tensor_rates(layout, names, steps),
             max_grad_norm=self.optimizer.max_grad_norm,
-            waits_for_norm=clips,
+            waits_for_norm=self._setup.waits_for_norm,
             policy=self._setup.nonfinite,
             loss_scale=scale,
         )
@@ -329,15 +300,21 @@ class Engine:
         while unknown:
             batch = unknown[0]
             self._flush(running)
-            tasks = running.rolling.evaluation()
-            running.lanes.submit(tasks)
-            running.driver.begin(tasks, running.rolling.num_passes - 1, None)
-            with self._setup.device.compute():
+            with self._evaluation(running):
                 running.model.learn_draws(batch, loss_fn)
-            running.driver.end()
-            running.lanes.wait_all()
             left = running.model.unknown_batches(batches)
             unknown = [one for one in left if one is not batch]
+
+    @contextlib.contextmanager
+    def _evaluation(self, running: RunningPlan) -> Iterator[None]:
+        """The tasks of a forward pass, around the model that runs it."""
+        tasks = running.rolling.evaluation()
+        running.lanes.submit(tasks)
+        running.driver.begin(tasks, running.rolling.num_passes - 1, None)
+        with self._setup.device.compute():
+            yield
+        running.driver.end()
+        running.lanes.wait_all()
 
     def _flush(self, running: RunningPlan) -> None:
         if self._is_settled:
@@ -359,32 +336,43 @@ class Engine:
             with self._failing_for_good():
                 self._flush(self._running)
         setup = self._setup
-        setup.tell(f"planning for {_words(sizes)}")
-        planned = plan_run(
-            setup.traced.shape(sizes, batches[0]),
-            sizes,
-            policy=setup.policy,
-            machine=setup.machine,
-            budgets=setup.budgets,
-            layout=setup.store.layout,
-            clips_gradients=setup.waits_for_norm,
-            shares_ram=setup.device.shares_ram,
-            fixed_residents=fixed,
-        )
+        setup.tell(f"planning for {sizes}")
+        planned = setup.plan(setup.traced.shape(sizes, batches[0]), sizes, fixed)
         self._stop_running(should_finish=True)
         if fixed is None:
             setup.make_residents(kinds_in_ram(planned.plan))
+        return self._run_plan(planned)
+
+    def _run_plan(self, planned: PlannedRun) -> RunningPlan:
         self._prediction = None
         self._running = start_running(
-            setup, planned, recorder=self._recorder, on_finish=self._load.add
+            self._setup, planned, recorder=self._recorder, on_finish=self._load.add
         )
         return self._running
 
+    def _learn_machine(self, running: RunningPlan) -> None:
+        """After the profiling step: predict with the rates it showed, and take the plan they
+        suggest if it is clearly faster. States that live in RAM stay there."""
+        before = running.planned
+        refined = self._profiling.end(before)
+        if refined is None:
+            return
+        setup = self._setup
+        setup.machine = refined
+        running.planned = replace(before, machine=refined)
+        self._prediction = None
+        if callable(setup.policy):
+            return
+        planned = setup.plan(before.plan.shape, before.sizes, before.plan.blocks)
+        if planned.seconds < _CLEARLY_FASTER * seconds_of(before.plan, refined):
+            self._flush(running)
+            self._stop_running(should_finish=True)
+            self._run_plan(planned)
+
     def _stop_running(self, *, should_finish: bool) -> None:
         running, self._running = self._running, None
-        if running is None:
-            return
-        running.close(should_finish=should_finish and self._failure is None)
+        if running is not None:
+            running.close(should_finish=should_finish and self._failure is None)
 
     # Failure -----------------------------------------------------------------------------------
 
@@ -403,24 +391,10 @@ class Engine:
 
     def _refuse_if_over(self) -> None:
         if self._is_closed:
-            raise ScheduleError(
-                "the engine is closed",
-                why="its states have been let go",
-                remedy="attach again with the run's id",
-            )
+            raise closed_error()
         if self._failure is not None:
-            seal = self._setup.store.sealed
-            raise CheckpointError(
-                f"the engine has failed before ({type(self._failure).__name__}: {self._failure})",
-                why="a step was left in the middle, so the states in work are of two steps",
-                remedy=f"attach again with run={self.run_id!r}: it goes on from step "
-                f"{seal.step if seal else 'none: nothing was sealed'}",
-            ) from self._failure
+            raise failed_error(self._failure, self.run_id, self.sealed) from self._failure
 
 
 def _is_norm(task: Any) -> bool:
     return getattr(task.action, "kind", None) is ComputeKind.NORM
-
-
-def _words(sizes: BatchSizes) -> str:
-    return f"{sizes.num_micro_batches} micro-batch(es) of {sizes.micro_batch} x {sizes.sequence}"

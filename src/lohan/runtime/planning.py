@@ -20,6 +20,7 @@ from lohan.plan.workload import Workload
 from lohan.runtime.swap_modes import BlockChoices
 from lohan.runtime.traced_model import BatchSizes
 from lohan.schedule.task import Pool
+from lohan.simulate.quick import quick_step
 from lohan.store import StateLayout, parts_of_kinds, resident_bytes
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
@@ -49,6 +50,8 @@ class PlannedRun:
     sizes: BatchSizes
     choices: Mapping[BlockId, BlockChoices]
     num_pieces: Mapping[BlockId, int]
+    seconds: float
+    """What a step takes, as simulated when it was planned."""
 
 
 def plan_run(
@@ -79,19 +82,25 @@ def plan_run(
     )
     best: tuple[float, Plan, Machine] | None = None
     refusal: DoesNotFit | None = None
+    if fixed_residents is not None:
+        # What lives in RAM stays there: the rest of RAM is planned anew.
+        held = resident_bytes(
+            layout, parts_of_kinds(layout, [block.residents for block in fixed_residents])
+        )
+        budgets = replace(budgets, ram_bytes=max(1, budgets.ram_bytes - held))
     for candidate in _machines(machine, budgets, shares_ram):
         try:
             plan = _fitting_plan(policy, candidate, shape, workload, budgets, layout, shares_ram)
         except DoesNotFit as error:
             refusal = refusal or error
             continue
-        seconds = _seconds(plan, candidate)
+        seconds = seconds_of(plan, candidate)
         if best is None or seconds < best[0]:
             best = (seconds, plan, candidate)
     if best is None:
         assert refusal is not None
         raise refusal
-    _, plan, used = best
+    seconds, plan, used = best
     if fixed_residents is not None:
         plan = replace(
             plan,
@@ -106,12 +115,12 @@ def plan_run(
         sizes=sizes,
         choices=choices_of(plan),
         num_pieces=pieces_of(plan),
+        seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
     )
 
 
-def _seconds(plan: Plan, machine: Machine) -> float:
-    from lohan.simulate.quick import quick_step
-
+def seconds_of(plan: Plan, machine: Machine) -> float:
+    """What a step of a plan takes, as simulated."""
     return quick_step(plan, machine).step_seconds
 
 

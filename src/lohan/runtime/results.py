@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lohan.errors import CheckpointError, ScheduleError
 from lohan.runtime.loss import LossScale
 from lohan.runtime.step_record import StepRecord
+from lohan.store import StoreCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,34 @@ class StepResult:
     is_skipped: bool = False
     """Gradients were not finite; weights and states are as before."""
     loss_scale: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        record: StepRecord,
+        losses: tuple[float, ...],
+        *,
+        tokens: int,
+        seconds: float,
+        traffic: tuple[StoreCounters, StoreCounters],
+        load: tuple[Mapping[str, float], str],
+    ) -> "StepResult":
+        """From a finished record, the SSD traffic before and after, and how busy lanes were."""
+        before, after = traffic
+        return cls(
+            step=record.number,
+            loss=sum(losses),
+            losses=losses,
+            grad_norm=record.grad_norm,
+            tokens=tokens,
+            seconds=seconds,
+            read_bytes=after.read_bytes - before.read_bytes,
+            written_bytes=after.written_bytes - before.written_bytes,
+            busy=load[0],
+            bottleneck=load[1],
+            is_skipped=record.is_skipped,
+            loss_scale=record.loss_scale,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +114,22 @@ class RunCounters:
             for tensor in tensors:
                 if missing is None or tensor.name in missing:
                     self.missed[tensor.name] = self.missed.get(tensor.name, 0) + 1
+
+
+def closed_error() -> ScheduleError:
+    """For whoever uses an engine that was closed."""
+    return ScheduleError(
+        "the engine is closed",
+        why="its states have been let go",
+        remedy="attach again with the run's id",
+    )
+
+
+def failed_error(failure: BaseException, run_id: str, seal: Sealed | None) -> CheckpointError:
+    """For whoever uses an engine that has failed."""
+    return CheckpointError(
+        f"the engine has failed before ({type(failure).__name__}: {failure})",
+        why="a step was left in the middle, so the states in work are of two steps",
+        remedy=f"attach again with run={run_id!r}: it goes on from step "
+        f"{seal.step if seal else 'none: nothing was sealed'}",
+    )

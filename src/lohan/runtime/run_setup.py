@@ -16,14 +16,15 @@ from torch.utils._pytree import tree_map
 from lohan.device.device import Device
 from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
+from lohan.model.shape import ModelShape
 from lohan.plan.block_costs import block_costs
-from lohan.plan.plan import Plan
+from lohan.plan.plan import BlockPlan, Plan
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, Policy
+from lohan.runtime.planning import Budgets, PlannedRun, Policy, plan_run
 from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
 from lohan.runtime.slots import ParameterSet
 from lohan.runtime.step_record import NonFinitePolicy
-from lohan.runtime.traced_model import TracedModel
+from lohan.runtime.traced_model import BatchSizes, TracedModel
 from lohan.runtime.weight_map import map_weights, state_entries
 from lohan.ssd import (
     ALIGNMENT_BYTES,
@@ -120,6 +121,26 @@ class RunSetup:
             )
             for batch in batches
         ]
+
+    def plan(
+        self, shape: ModelShape, sizes: BatchSizes, fixed: Sequence[BlockPlan] | None
+    ) -> PlannedRun:
+        """Plan steps of some sizes; `fixed` blocks' residents stay as they are.
+
+        Raises:
+            DoesNotFit: no plan of the policy stays within the budgets.
+        """
+        return plan_run(
+            shape,
+            sizes,
+            policy=self.policy,
+            machine=self.machine,
+            budgets=self.budgets,
+            layout=self.store.layout,
+            clips_gradients=self.waits_for_norm,
+            shares_ram=self.device.shares_ram,
+            fixed_residents=fixed,
+        )
 
     def make_residents(self, kinds: Sequence[Collection[TensorKind]]) -> None:
         """Take the states a plan wants in RAM there. The last seal must be the newest state."""

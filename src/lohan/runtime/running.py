@@ -24,7 +24,7 @@ from lohan.runtime.weight_map import map_weights
 from lohan.runtime.weight_moves import WeightMoves
 from lohan.schedule import RollingSchedule
 from lohan.schedule.task import Task
-from lohan.store import ActivationStore, StoreCounters
+from lohan.store import ActivationStore, StateStore, StoreCounters
 from lohan.trace import Recorder
 from lohan.vocabulary import Tier
 
@@ -46,10 +46,17 @@ class RunningPlan:
     updates: Updates
     swap_file: ActivationStore | None
 
+    states: StateStore
+
     @property
-    def swap_counters(self) -> StoreCounters:
-        """SSD traffic of activations and spilled gradients."""
-        return self.swap_file.counters if self.swap_file is not None else StoreCounters()
+    def counters(self) -> StoreCounters:
+        """SSD traffic of states, activations and spilled gradients."""
+        states = self.states.counters
+        swapped = self.swap_file.counters if self.swap_file is not None else StoreCounters()
+        return StoreCounters(
+            read_bytes=states.read_bytes + swapped.read_bytes,
+            written_bytes=states.written_bytes + swapped.written_bytes,
+        )
 
     def close(self, *, should_finish: bool) -> None:
         """End the lanes, after all tasks or after the one each is at, and let memory go."""
@@ -152,4 +159,5 @@ def start_running(
         activations=activations,
         updates=updates,
         swap_file=swap_file,
+        states=setup.store,
     )

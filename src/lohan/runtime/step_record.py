@@ -9,18 +9,28 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lohan.errors import NonFiniteGradients
 from lohan.optimizer import AdamWSettings, UpdateRange, combine_leaf_sums
-from lohan.optimizer.torch_optimizer import GroupRates, clip_scale
+from lohan.optimizer.torch_optimizer import AdamW, GroupRates, clip_scale
 from lohan.store import StateLayout
 from lohan.vocabulary import BlockId
 
 KernelCall = tuple[AdamWSettings, int, list[UpdateRange]]
 """Settings, the step for bias correction, and ranges with their rates."""
+
+
+class Counted(Protocol):
+    """How many steps and updates there were."""
+
+    num_steps: int
+    num_updates: int
+    missed: dict[str, int]
 
 
 class NonFinitePolicy(StrEnum):
@@ -64,6 +74,32 @@ class StepRecord:
     grad_norm: float | None = None
     grad_scale: float = 1.0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def begin(
+        cls,
+        layout: StateLayout,
+        *,
+        groups: Mapping[str, int],
+        counters: "Counted",
+        rates: Sequence[GroupRates],
+        max_grad_norm: float | None,
+        waits_for_norm: bool,
+        policy: NonFinitePolicy,
+        loss_scale: float | None,
+    ) -> "StepRecord":
+        """The record of the next step."""
+        count = counters.num_updates + 1
+        steps = {name: count - counters.missed.get(name, 0) for name in layout.names}
+        return cls(
+            number=counters.num_steps + 1,
+            rates=rates,
+            tensors=tensor_rates(layout, groups, steps),
+            max_grad_norm=max_grad_norm,
+            waits_for_norm=waits_for_norm,
+            policy=policy,
+            loss_scale=loss_scale,
+        )
 
     def add_sums(
         self, block: BlockId, leaf_sums: npt.NDArray[np.float64], first: int, num_nonfinite: int
@@ -123,6 +159,16 @@ def nonfinite_error(
         remedy="look at the batch and the learning rate of this step, lower the learning rate, or "
         'set nonfinite="skip" to leave such steps out; the last seal is intact',
     )
+
+
+def groups_by_name(model: torch.nn.Module, optimizer: AdamW) -> dict[str, int]:
+    """The parameter group of every parameter."""
+    group_of = optimizer.group_of()
+    return {
+        name: group_of[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in group_of
+    }
 
 
 def tensor_rates(

@@ -29,6 +29,9 @@ class BatchSizes:
     micro_batch: int
     sequence: int
 
+    def __str__(self) -> str:
+        return f"{self.num_micro_batches} micro-batch(es) of {self.micro_batch} x {self.sequence}"
+
     def covers(self, other: "BatchSizes") -> bool:
         """Whether a plan for these sizes can run a step of other sizes."""
         return (
@@ -77,6 +80,7 @@ class TracedModel:
         model: torch.nn.Module,
         *,
         dtype: torch.dtype,
+        device: torch.device,
         example: Any | None,
         loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None,
     ) -> None:
@@ -86,7 +90,7 @@ class TracedModel:
         self._traceable = TraceableModel(
             model,
             dtype=dtype,
-            device=torch.device("cpu"),
+            device=device,
             should_assume_flash=False,
             call=call if example is not None else None,
         )
