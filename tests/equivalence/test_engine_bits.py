@@ -52,15 +52,25 @@ def test_a_sample_of_all_combinations_changes_no_bit(case: EngineCase, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_parts", EVERYTHING["num_parts"])
 @pytest.mark.parametrize("device", EVERYTHING["device"])
-def test_every_combination_changes_no_bit(model: str, device: str, tmp_path: Path) -> None:
-    """All combinations of a device; each of them takes few steps, the next test takes twenty."""
-    for case in all_cases(**{**EVERYTHING, "device": [device]}):
-        check(replace(case, model=model, num_steps=2), tmp_path)
+def test_every_combination_changes_no_bit(device: str, num_parts: int, tmp_path: Path) -> None:
+    """All combinations on one model; the other models take a sample of them."""
+    for case in all_cases(**{**EVERYTHING, "device": [device], "num_parts": [num_parts]}):
+        check(replace(case, num_steps=2), tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", [name for name in TINY_MODELS if name != "llama"])
+def test_a_larger_sample_changes_no_bit_of_other_models(model: str, tmp_path: Path) -> None:
+    for case in sampled(model, 40):
+        check(case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", TINY_MODELS)
 @pytest.mark.parametrize("choice", EVERYTHING["choice"])
 def test_twenty_steps_change_no_bit(model: str, choice: Choice, tmp_path: Path) -> None:
