@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lohan.ssd import NativeEngine
-from lohan.store import GRAIN, ComputeFormat, Part, StateLayout, TensorEntry
+from lohan.store import GRAIN, Part, StateLayout, TensorEntry
 from lohan.store.layout import TENSOR_ALIGNMENT
 from lohan.store.slots import Ranges
 from lohan.vocabulary import BlockId
 from support.state_stores import (
+    STATE_FORMATS,
     MirrorStates,
     contents,
     created,
@@ -35,6 +36,7 @@ shapes = st.one_of(
 def layouts(draw: st.DrawFn) -> StateLayout:
     names = itertools.count()
     blocks = draw(st.lists(st.lists(st.tuples(shapes, st.booleans()), max_size=4), max_size=4))
+    compute_format, master_format = draw(st.sampled_from(STATE_FORMATS))
     return StateLayout.pack(
         {
             f"block {n}": tuple(
@@ -43,7 +45,8 @@ def layouts(draw: st.DrawFn) -> StateLayout:
             )
             for n, tensors in enumerate(blocks)
         },
-        compute_format=draw(st.sampled_from(ComputeFormat)),
+        compute_format=compute_format,
+        master_format=master_format,
     )
 
 

@@ -17,6 +17,7 @@ from lohan.store import (
     GRAIN,
     MIN_SCRATCH_BYTES,
     ComputeFormat,
+    MasterFormat,
     Part,
     StateLayout,
     StateStore,
@@ -33,7 +34,17 @@ RUN_ID = "tests"
 PartBytes = dict[tuple[int, Part], npt.NDArray[np.uint8]]
 
 
-def small_layout(compute_format: ComputeFormat = ComputeFormat.BF16) -> StateLayout:
+STATE_FORMATS = (
+    (ComputeFormat.BF16, MasterFormat.SPLIT),
+    (ComputeFormat.BF16, MasterFormat.WHOLE),
+    (ComputeFormat.FP16, MasterFormat.WHOLE),
+)
+"""Every pair that can be."""
+
+
+def small_layout(
+    compute_format: ComputeFormat = ComputeFormat.BF16, master_format: MasterFormat | None = None
+) -> StateLayout:
     """Three blocks of unequal size; tensors that share pages; a frozen one; an all-frozen block."""
     return StateLayout.pack(
         {
@@ -47,6 +58,7 @@ def small_layout(compute_format: ComputeFormat = ComputeFormat.BF16) -> StateLay
             "head": (TensorEntry(name="head", shape=(9, 9), is_trainable=False),),
         },
         compute_format=compute_format,
+        master_format=master_format,
     )
 
 

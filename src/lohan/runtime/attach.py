@@ -18,7 +18,7 @@ from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.engine import COUNTERS_KEY, Engine
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, Policy
+from lohan.runtime.planning import Budgets, Policy, master_format_of
 from lohan.runtime.run_setup import (
     RunSetup,
     compute_format_of,
@@ -31,7 +31,14 @@ from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
 from lohan.runtime.traced_model import TracedModel
 from lohan.ssd import CHUNK_BYTES, DriveSettings, IoEngine, add_drives, choose_engine
-from lohan.store import ComputeFormat, SlotCount, StateStore, create_states, open_states
+from lohan.store import (
+    ComputeFormat,
+    MasterFormat,
+    SlotCount,
+    StateStore,
+    create_states,
+    open_states,
+)
 from lohan.store.initial import Moments
 from lohan.units import MIB, format_bytes
 
@@ -49,6 +56,7 @@ def attach_engine(
     machine: Machine,
     device: str | Device | None = None,
     policy: str | Policy = "lohan+",
+    master_format: MasterFormat | None = None,
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
     moments: Moments | None = None,
     counters: Mapping[str, Any] | None = None,
@@ -66,7 +74,10 @@ def attach_engine(
     chunk_bytes: int = CHUNK_BYTES,
     owns_device: bool = False,
 ) -> Engine:
-    """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`."""
+    """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`.
+
+    `master_format` is the policy's unless given; a function as policy gets split ones where it can.
+    """
     nonfinite_policy = _nonfinite(nonfinite)
     _check_optimizer(model, optimizer)
     compute_format = compute_format_of(model)
@@ -84,7 +95,8 @@ def attach_engine(
         traced = TracedModel(
             model, dtype=dtype, device=opened.torch_device, example=example, loss_fn=loss_fn
         )
-        segments, layout = lay_out(model, traced, compute_format)
+        masters = master_format or master_format_of(policy, compute_format)
+        segments, layout = lay_out(model, traced, compute_format, masters)
         first = None if run is not None else initial_tensors(model, weights)
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))

@@ -14,14 +14,22 @@ from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.policies import system_named
 from lohan.plan.policies.our_memory import RAM_SHARE
 from lohan.plan.pools import part_parameters, trained_parameters, update_parts
+from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
 from lohan.plan.workload import Workload
 from lohan.runtime.swap_modes import BlockChoices
 from lohan.runtime.traced_model import BatchSizes
 from lohan.schedule.task import Pool
 from lohan.simulate.quick import quick_step
-from lohan.store import StateLayout, parts_of_kinds, resident_bytes
+from lohan.store import (
+    ComputeFormat,
+    MasterFormat,
+    StateLayout,
+    parts_of_kinds,
+    resident_bytes,
+)
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
 
@@ -155,7 +163,7 @@ def _fitting_plan(
         # A policy leaves a share of RAM to the system; here all of the budget is the engine's.
         offered = machine.with_ram(max(1, int(usable / RAM_SHARE)))
         make = policy if callable(policy) else _by_name(policy)
-        plan = make(offered, shape, workload)
+        plan = with_state_of(layout, make(offered, shape, workload))
         _require_runnable(plan)
         if plan.system.uses_residency:
             plan.ledger.require_fit(f"{shape.name} with {plan.policy}")
@@ -168,6 +176,25 @@ def _fitting_plan(
         why=f"buffers alone need more: {format_bytes(rounding_bytes(layout))} go to rounding",
         remedy="allow more RAM",
     )
+
+
+def master_format_of(policy: str | Policy, compute_format: ComputeFormat) -> MasterFormat:
+    """How a policy's system keeps masters. A function does not say before it has planned.
+
+    Raises:
+        ConfigError: there is no policy of that name.
+    """
+    default = MasterFormat.default_for(compute_format)
+    if callable(policy) or system_named(policy).state.needs_weights_to_update:
+        return default
+    return MasterFormat.WHOLE
+
+
+def with_state_of(layout: StateLayout, plan: Plan) -> Plan:
+    """The plan with the bytes per parameter that the store really has."""
+    is_split = layout.master_format is MasterFormat.SPLIT
+    state = SPLIT_STATE if is_split else PLAIN_STATE
+    return replace(plan, system=replace(plan.system, state=state))
 
 
 def _by_name(policy: str) -> Policy:

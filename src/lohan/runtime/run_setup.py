@@ -37,6 +37,7 @@ from lohan.ssd import (
 from lohan.store import (
     ActivationStore,
     ComputeFormat,
+    MasterFormat,
     StateLayout,
     StateStore,
     open_states,
@@ -230,11 +231,18 @@ def compute_format_of(model: torch.nn.Module) -> ComputeFormat:
 
 
 def lay_out(
-    model: torch.nn.Module, traced: TracedModel, compute_format: ComputeFormat
+    model: torch.nn.Module,
+    traced: TracedModel,
+    compute_format: ComputeFormat,
+    master_format: MasterFormat,
 ) -> tuple[SegmentMap, StateLayout]:
     """Segments and state layout of a model."""
     segments = segments_from_trace(model, traced.stretches)
-    return segments, StateLayout.pack(state_entries(model, segments), compute_format=compute_format)
+    return segments, StateLayout.pack(
+        state_entries(model, segments),
+        compute_format=compute_format,
+        master_format=master_format,
+    )
 
 
 def take_model_out(

@@ -5,11 +5,8 @@ from lohan.store.counters import StoreCounters
 from lohan.store.gradients import GradientStore
 from lohan.store.layout import (
     GRAIN,
-    TRAINABLE_PARTS,
     BlockLayout,
     ByteRange,
-    ComputeFormat,
-    Part,
     StateLayout,
     TensorEntry,
     TensorPlace,
@@ -25,6 +22,7 @@ from lohan.store.left_runs import (
 from lohan.store.manifest import CopiesInDoubt, Manifest
 from lohan.store.manifest_search import FoundManifest, find_manifest
 from lohan.store.opening import StateStoreWarning, create_states, open_states
+from lohan.store.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
 from lohan.store.residents import (
     MIN_SCRATCH_BYTES,
     SCRATCH_BYTES,
@@ -52,6 +50,7 @@ __all__ = [
     "LeftRun",
     "LeftRuns",
     "Manifest",
+    "MasterFormat",
     "Part",
     "RamBuffer",
     "Removal",

@@ -21,12 +21,11 @@ from lohan.ssd import ALIGNMENT_BYTES, Buffer, StripedTicket
 from lohan.store.layout import (
     GRAIN,
     ByteRange,
-    ComputeFormat,
-    Part,
     StateLayout,
     TensorEntry,
     TensorPlace,
 )
+from lohan.store.parts import ComputeFormat, MasterFormat, Part
 from lohan.store.residents import Residents
 from lohan.store.state_file import Home, StateFile
 from lohan.vocabulary import BlockId
@@ -153,6 +152,7 @@ class _Writer:
         self._file = file
         self._residents = residents
         self._format = file.layout.compute_format
+        self._masters = file.layout.master_format
         self._shared_pages: set[tuple[Home, int]] = set()
         half_bytes = scratch.nbytes // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self._sides = [_Side(scratch.address + n * half_bytes, []) for n in range(2)]
@@ -288,7 +288,7 @@ class _Writer:
                 ctypes.memset(addresses[part], 0, 4 * count)
             else:
                 ctypes.memmove(addresses[part], moments[number].data_ptr(), 4 * count)
-        if self._format is ComputeFormat.BF16:
+        if self._masters is MasterFormat.SPLIT:
             _native.split_masters(
                 p32=p32,
                 p16=addresses[Part.P16],

@@ -15,66 +15,19 @@ bytes at which parameters in flat compute buffers start, so P16 is used where it
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError, ScheduleError, nearest_names
 from lohan.ssd import ALIGNMENT_BYTES
 from lohan.ssd.layout import damaged_fields, refuse_other_version
-from lohan.vocabulary import BlockId, TensorKind
+from lohan.store.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
+from lohan.vocabulary import BlockId
 
 STATE_LAYOUT_VERSION = 1
 TENSOR_ALIGNMENT = 32
 """Tensors start at multiples of this many positions."""
 GRAIN = 2048
 """Ranges of positions that move begin at multiples of this: a page of the narrowest part."""
-
-
-class ComputeFormat(StrEnum):
-    """Format of the weights compute uses; it decides which parts a trainable parameter has."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-
-class Part(StrEnum):
-    """One array of a block's state. docs/decisions/0007 states the number formats."""
-
-    P16 = "P16"
-    """Compute weights of trainable parameters."""
-    LO16 = "LO16"
-    """What P16 lacks of the fp32 master (bf16 compute)."""
-    P32 = "P32"
-    """The fp32 master (fp16 compute)."""
-    M32 = "M32"
-    """First moment."""
-    V32 = "V32"
-    """Second moment; in the split state its sign bit carries a rounding tie."""
-    FROZEN16 = "FROZEN16"
-    """Compute weights of frozen parameters, which have nothing else."""
-
-    @property
-    def bytes_per_parameter(self) -> int:
-        """2 or 4."""
-        return 4 if self in (Part.P32, Part.M32, Part.V32) else 2
-
-    @property
-    def kind(self) -> TensorKind:
-        """The word of plans and schedules this part belongs to."""
-        if self in (Part.P16, Part.FROZEN16):
-            return TensorKind.P16
-        return TensorKind.P32 if self in (Part.LO16, Part.P32) else TensorKind.OS32
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether its positions are those of frozen tensors, never written after the fill."""
-        return self is Part.FROZEN16
-
-
-TRAINABLE_PARTS: Mapping[ComputeFormat, tuple[Part, ...]] = {
-    ComputeFormat.BF16: (Part.P16, Part.LO16, Part.M32, Part.V32),
-    ComputeFormat.FP16: (Part.P16, Part.P32, Part.M32, Part.V32),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +80,7 @@ class BlockLayout:
     name: str
     """For messages, such as `model.layers.3`."""
     compute_format: ComputeFormat
+    master_format: MasterFormat
     tensors: tuple[TensorEntry, ...]
     places: tuple[TensorPlace, ...] = field(init=False, repr=False, compare=False)
     num_trainable: int = field(init=False, repr=False, compare=False)
@@ -148,7 +102,7 @@ class BlockLayout:
     @property
     def trainable_parts(self) -> tuple[Part, ...]:
         """Parts an update writes; none if every tensor is frozen."""
-        return TRAINABLE_PARTS[self.compute_format] if self.num_trainable else ()
+        return TRAINABLE_PARTS[self.master_format] if self.num_trainable else ()
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -209,16 +163,24 @@ class StateLayout:
     """All blocks of a model; a `BlockId` is the position in `blocks`."""
 
     compute_format: ComputeFormat
+    master_format: MasterFormat
     blocks: tuple[BlockLayout, ...]
     _homes: Mapping[str, tuple[BlockId, TensorPlace]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.master_format is MasterFormat.SPLIT and self.compute_format is ComputeFormat.FP16:
+            raise ConfigError(
+                "split masters were asked for with fp16 compute",
+                why="fp16 is not the upper half of fp32, so a master is not P16 and a rest",
+                remedy="keep whole masters, or compute in bf16",
+            )
         homes: dict[str, tuple[BlockId, TensorPlace]] = {}
         for number, block in enumerate(self.blocks):
-            if block.compute_format is not self.compute_format:
+            own = (block.compute_format, block.master_format)
+            if own != (self.compute_format, self.master_format):
                 raise ConfigError(
-                    f"block {block.name} computes in {block.compute_format}, the model in "
-                    f"{self.compute_format}",
+                    f"block {block.name} is {own[0]} with {own[1]} masters, the model "
+                    f"{self.compute_format} with {self.master_format} masters",
                     why="all blocks share one format",
                     remedy="make the layout with `StateLayout.pack`",
                 )
@@ -240,12 +202,24 @@ class StateLayout:
         blocks: Mapping[str, tuple[TensorEntry, ...]],
         *,
         compute_format: ComputeFormat = ComputeFormat.BF16,
+        master_format: MasterFormat | None = None,
     ) -> "StateLayout":
-        """Lay out blocks given as name and tensors, in order."""
+        """Lay out blocks given as name and tensors, in order.
+
+        Raises:
+            ConfigError: split masters with fp16 compute; a name twice.
+        """
+        masters = master_format or MasterFormat.default_for(compute_format)
         return cls(
             compute_format=compute_format,
+            master_format=masters,
             blocks=tuple(
-                BlockLayout(name=name, compute_format=compute_format, tensors=tuple(tensors))
+                BlockLayout(
+                    name=name,
+                    compute_format=compute_format,
+                    master_format=masters,
+                    tensors=tuple(tensors),
+                )
                 for name, tensors in blocks.items()
             ),
         )
@@ -305,6 +279,7 @@ class StateLayout:
         return {
             "version": STATE_LAYOUT_VERSION,
             "compute_format": self.compute_format.value,
+            "master_format": self.master_format.value,
             "blocks": [
                 {
                     "name": block.name,
@@ -331,10 +306,14 @@ class StateLayout:
         refuse_other_version("state layout", fields, STATE_LAYOUT_VERSION)
         try:
             compute_format = ComputeFormat(fields["compute_format"])
+            # States saved before there was a choice do not name it.
+            default = MasterFormat.default_for(compute_format)
+            master_format = MasterFormat(fields.get("master_format", default))
             blocks = tuple(
                 BlockLayout(
                     name=str(block["name"]),
                     compute_format=compute_format,
+                    master_format=master_format,
                     tensors=tuple(
                         TensorEntry(
                             name=str(entry["name"]),
@@ -346,7 +325,7 @@ class StateLayout:
                 )
                 for block in fields["blocks"]
             )
-            return cls(compute_format=compute_format, blocks=blocks)
+            return cls(compute_format=compute_format, master_format=master_format, blocks=blocks)
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise damaged_fields("state layout", error) from None
 
@@ -363,6 +342,9 @@ def refuse_other_layout(saved: StateLayout, wanted: StateLayout) -> None:
     if saved.compute_format is not wanted.compute_format:
         saved_for, computes_in = saved.compute_format.value, wanted.compute_format.value
         difference = f"saved for {saved_for}, the model computes in {computes_in}"
+    elif saved.master_format is not wanted.master_format:
+        saved_as, keeps = saved.master_format.value, wanted.master_format.value
+        difference = f"saved with {saved_as} masters, the policy keeps {keeps} ones"
     else:
         for old, now in zip(saved.blocks, wanted.blocks, strict=False):
             if old != now:
@@ -371,7 +353,8 @@ def refuse_other_layout(saved: StateLayout, wanted: StateLayout) -> None:
     raise CheckpointError(
         f"the saved states do not fit the model ({difference})",
         why="their bytes would be given to other parameters",
-        remedy="resume with the model, precision and trainable parameters the run was made with",
+        remedy="resume with the model, precision, trainable parameters and policy the run was made "
+        "with",
     )
 
 

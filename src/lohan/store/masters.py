@@ -11,7 +11,8 @@ import torch
 
 from lohan import _native
 from lohan.ssd import ALIGNMENT_BYTES, Buffer
-from lohan.store.layout import GRAIN, ComputeFormat, Part, TensorPlace
+from lohan.store.layout import GRAIN, TensorPlace
+from lohan.store.parts import ComputeFormat, MasterFormat, Part
 from lohan.store.tickets import StoreTicket
 from lohan.vocabulary import BlockId
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def read_masters(store: "StateStore", scratch: Buffer) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and fp32 master of every tensor, block by block. May block: yes."""
-    is_split = store.layout.compute_format is ComputeFormat.BF16
+    is_split = store.layout.master_format is MasterFormat.SPLIT
     trainable = (Part.P16, Part.LO16, Part.V32) if is_split else (Part.P32,)
     for number, block in enumerate(store.layout.blocks):
         for place in block.places:

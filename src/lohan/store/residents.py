@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from lohan.errors import ConfigError, DoesNotFit, ScheduleError
 from lohan.ssd import Buffer, BufferPool
-from lohan.store.layout import Part, StateLayout
+from lohan.store.layout import StateLayout
+from lohan.store.parts import Part
 from lohan.units import KIB, MIB, format_bytes
 from lohan.vocabulary import BlockId, TensorKind
 

@@ -34,7 +34,8 @@ import bisect
 from enum import IntEnum, StrEnum
 
 from lohan.errors import CheckpointError, ScheduleError
-from lohan.store.layout import BlockLayout, Part
+from lohan.store.layout import BlockLayout
+from lohan.store.parts import Part
 
 
 class SlotCount(IntEnum):

@@ -23,7 +23,8 @@ from lohan.ssd import (
 )
 from lohan.ssd.striped_record import StripedRecord
 from lohan.store.counters import Tally
-from lohan.store.layout import ByteRange, Part, StateLayout
+from lohan.store.layout import ByteRange, StateLayout
+from lohan.store.parts import Part
 from lohan.store.rewording import named_error
 from lohan.store.slots import SlotCount
 from lohan.vocabulary import BlockId

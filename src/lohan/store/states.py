@@ -17,9 +17,10 @@ from lohan.errors import StorageError
 from lohan.ssd import Buffer, Operation, Priority, StripedTicket
 from lohan.store.counters import StoreCounters
 from lohan.store.initial import Moments, fill_states, verify_fill
-from lohan.store.layout import ByteRange, Part
+from lohan.store.layout import ByteRange
 from lohan.store.manifest import Manifest
 from lohan.store.masters import read_masters, read_moments
+from lohan.store.parts import Part
 from lohan.store.residents import Residents
 from lohan.store.sealing import SealBook, verifiable_homes, verify_homes
 from lohan.store.slots import BlockSlots, BlockState, SlotCount

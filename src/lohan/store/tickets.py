@@ -11,7 +11,7 @@ import torch
 
 from lohan.errors import ScheduleError
 from lohan.ssd import ALIGNMENT_BYTES, Operation, StripedTicket
-from lohan.store.layout import ComputeFormat, Part
+from lohan.store.parts import ComputeFormat, Part
 
 
 class RamBuffer(Protocol):

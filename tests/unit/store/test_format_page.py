@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from lohan.ssd import NativeEngine
-from lohan.store import ComputeFormat
+from lohan.store import ComputeFormat, MasterFormat
 from support.state_stores import (
     RUN_ID,
+    STATE_FORMATS,
     created,
     make_directories,
     random_tensors,
@@ -22,12 +23,12 @@ from support.state_stores import (
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "on-disk-format.md"
 
 
-@pytest.mark.parametrize("compute_format", ComputeFormat)
+@pytest.mark.parametrize(("compute_format", "master_format"), STATE_FORMATS)
 def test_the_reader_of_the_format_page_finds_every_master(
-    tmp_path: pathlib.Path, compute_format: ComputeFormat
+    tmp_path: pathlib.Path, compute_format: ComputeFormat, master_format: MasterFormat
 ) -> None:
     directories = make_directories(tmp_path, 3)
-    layout = small_layout(compute_format)
+    layout = small_layout(compute_format, master_format)
     tensors = random_tensors(layout)
     ties = torch.tensor([0x3F808000, 0x3F818000, 0x40018000, 0x40008000], dtype=torch.int32)
     tensors["embed"].view(-1)[:4] = ties.view(torch.float32)

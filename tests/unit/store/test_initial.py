@@ -7,9 +7,16 @@ import torch
 
 from lohan.errors import ConfigError
 from lohan.ssd import NativeEngine
-from lohan.store import ComputeFormat, Part, StateLayout, TensorEntry
+from lohan.store import ComputeFormat, MasterFormat, Part, StateLayout, TensorEntry
 from lohan.vocabulary import BlockId
-from support.state_stores import contents, created, make_directories, random_tensors, small_layout
+from support.state_stores import (
+    STATE_FORMATS,
+    contents,
+    created,
+    make_directories,
+    random_tensors,
+    small_layout,
+)
 
 
 @pytest.fixture
@@ -23,13 +30,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.int32 if tensor.dtype is torch.float32 else torch.int16)
 
 
-@pytest.mark.parametrize("compute_format", ComputeFormat)
+@pytest.mark.parametrize(("compute_format", "master_format"), STATE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("resident_parts", [{}, {BlockId(1): [Part.V32, Part.FROZEN16]}])
 def test_masters_come_back_to_the_bit_in_any_order(
-    tmp_path, engine, compute_format, dtype, resident_parts
+    tmp_path, engine, compute_format, master_format, dtype, resident_parts
 ) -> None:
-    layout = small_layout(compute_format)
+    layout = small_layout(compute_format, master_format)
     tensors = random_tensors(layout, dtype=dtype)
     shuffled = list(tensors.items())
     random.Random(1).shuffle(shuffled)
@@ -51,7 +58,7 @@ def test_masters_come_back_to_the_bit_in_any_order(
             assert torch.equal(bits(masters[name]), bits(expected)), name
             assert (name in moments) == is_trainable
     assert all(not m.any() and not v.any() for m, v in moments.values())
-    if dtype is torch.bfloat16 and compute_format is ComputeFormat.BF16:
+    if dtype is torch.bfloat16 and master_format is MasterFormat.SPLIT:
         assert not raw[0, Part.LO16].any()
         assert not raw[0, Part.V32].any()
 
@@ -147,16 +154,16 @@ def test_an_error_of_the_iterator_passes_through_and_leaves_the_store_empty(
         store.fill(tensors.items())
 
 
-@pytest.mark.parametrize("compute_format", ComputeFormat)
+@pytest.mark.parametrize(("compute_format", "master_format"), STATE_FORMATS)
 @pytest.mark.parametrize("resident_parts", [{}, {BlockId(1): [Part.V32, Part.M32]}])
 def test_given_moments_come_back_to_the_bit_and_so_do_the_masters(
-    tmp_path, engine, compute_format, resident_parts
+    tmp_path, engine, compute_format, master_format, resident_parts
 ) -> None:
-    layout = small_layout(compute_format)
+    layout = small_layout(compute_format, master_format)
     masters = random_tensors(layout, dtype=torch.float32)
     # Ties of bf16 masters are kept in the sign of the second moment: here every one is a tie.
     ties = {n: (bits(t) & -0x10000 | 0x8000).view(torch.float32) for n, t in masters.items()}
-    masters = ties if compute_format is ComputeFormat.BF16 else masters
+    masters = ties if master_format is MasterFormat.SPLIT else masters
     moments = {name: (torch.randn_like(t), torch.rand_like(t)) for name, t in masters.items()}
     with created(make_directories(tmp_path, 2), layout, engine, resident_parts) as store:
         store.fill(masters.items(), moments=moments.__getitem__)

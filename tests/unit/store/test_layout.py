@@ -3,10 +3,10 @@
 import pytest
 
 from lohan.errors import CheckpointError, ConfigError, ScheduleError
-from lohan.store import GRAIN, ComputeFormat, Part, StateLayout, TensorEntry
+from lohan.store import GRAIN, ComputeFormat, MasterFormat, Part, StateLayout, TensorEntry
 from lohan.store.layout import refuse_other_layout
 from lohan.vocabulary import BlockId, TensorKind
-from support.state_stores import small_layout
+from support.state_stores import STATE_FORMATS, small_layout
 
 
 def entry(name: str, *shape: int, is_trainable: bool = True) -> TensorEntry:
@@ -25,9 +25,13 @@ def test_tensors_start_at_multiples_of_32_in_the_order_they_are_given() -> None:
     assert (block.num_trainable, block.num_frozen) == (5568, 2400)
 
 
-def test_a_parameter_takes_12_bytes_for_bf16_14_for_fp16_and_2_if_frozen() -> None:
-    for compute_format, expected in ((ComputeFormat.BF16, 12), (ComputeFormat.FP16, 14)):
-        layout = StateLayout.pack({"b": (entry("w", 4 * GRAIN),)}, compute_format=compute_format)
+def test_a_parameter_takes_12_bytes_split_14_whole_and_2_if_frozen() -> None:
+    for (compute_format, master_format), expected in zip(STATE_FORMATS, (12, 14, 14), strict=True):
+        layout = StateLayout.pack(
+            {"b": (entry("w", 4 * GRAIN),)},
+            compute_format=compute_format,
+            master_format=master_format,
+        )
         assert layout.slot_bytes() == expected * 4 * GRAIN
     frozen = StateLayout.pack({"b": (entry("w", 4 * GRAIN, is_trainable=False),)})
     assert (frozen.slot_bytes(), frozen.frozen_bytes()) == (0, 2 * 4 * GRAIN)
@@ -76,7 +80,11 @@ def test_impossible_tensors_are_refused() -> None:
 
 def test_blocks_of_another_format_are_refused() -> None:
     with pytest.raises(ConfigError, match="share one format"):
-        StateLayout(compute_format=ComputeFormat.FP16, blocks=small_layout().blocks)
+        StateLayout(
+            compute_format=ComputeFormat.BF16,
+            master_format=MasterFormat.WHOLE,
+            blocks=small_layout().blocks,
+        )
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
@@ -90,17 +98,35 @@ def test_blocks_are_counted_from_0() -> None:
             small_layout().block(BlockId(number))
 
 
-@pytest.mark.parametrize("compute_format", ComputeFormat)
-def test_a_layout_survives_json(compute_format: ComputeFormat) -> None:
-    layout = small_layout(compute_format)
+def test_fp16_masters_cannot_be_split() -> None:
+    with pytest.raises(ConfigError, match="not the upper half of fp32"):
+        small_layout(ComputeFormat.FP16, MasterFormat.SPLIT)
+
+
+@pytest.mark.parametrize("formats", STATE_FORMATS)
+def test_a_layout_survives_json(formats: tuple[ComputeFormat, MasterFormat]) -> None:
+    layout = small_layout(*formats)
     assert StateLayout.from_json(layout.to_json()) == layout
+
+
+@pytest.mark.parametrize("compute_format", ComputeFormat)
+def test_a_layout_saved_before_masters_had_a_choice_is_read(compute_format: ComputeFormat) -> None:
+    layout = small_layout(compute_format)
+    fields = layout.to_json()
+    del fields["master_format"]
+    assert StateLayout.from_json(fields) == layout
 
 
 def test_a_damaged_or_newer_layout_is_refused() -> None:
     fields = small_layout().to_json()
     with pytest.raises(CheckpointError, match="version 2"):
         StateLayout.from_json(fields | {"version": 2})
-    for damage in ({"blocks": 3}, {"compute_format": "fp8"}, {"blocks": [{"name": "a"}]}):
+    for damage in (
+        {"blocks": 3},
+        {"compute_format": "fp8"},
+        {"master_format": "torn"},
+        {"blocks": [{"name": "a"}]},
+    ):
         with pytest.raises(CheckpointError, match="state layout cannot be read"):
             StateLayout.from_json(fields | damage)
 
@@ -110,7 +136,14 @@ def test_states_of_another_model_are_refused_with_the_first_difference() -> None
     refuse_other_layout(saved, small_layout())
     with pytest.raises(CheckpointError, match="saved for bf16, the model computes in fp16"):
         refuse_other_layout(saved, small_layout(ComputeFormat.FP16))
-    fewer = StateLayout(compute_format=saved.compute_format, blocks=saved.blocks[:2])
+    whole = small_layout(ComputeFormat.BF16, MasterFormat.WHOLE)
+    with pytest.raises(CheckpointError, match="saved with split masters, the policy keeps whole"):
+        refuse_other_layout(saved, whole)
+    fewer = StateLayout(
+        compute_format=saved.compute_format,
+        master_format=saved.master_format,
+        blocks=saved.blocks[:2],
+    )
     with pytest.raises(CheckpointError, match="3 blocks are saved, the model has 2"):
         refuse_other_layout(saved, fewer)
     other = StateLayout.pack({"embedding": (entry("embed", 70, 34),)})

@@ -15,7 +15,6 @@ from lohan.store import (
     GRAIN,
     MIN_SCRATCH_BYTES,
     BlockState,
-    ComputeFormat,
     Part,
     SlotCount,
     StateLayout,
@@ -30,6 +29,7 @@ from lohan.vocabulary import BlockId, TensorKind
 from support.ssd_engines import NATIVE, make_engine, nothing_leaks
 from support.state_stores import (
     RUN_ID,
+    STATE_FORMATS,
     MirrorStates,
     contents,
     created,
@@ -53,13 +53,13 @@ def engine():
 
 
 @pytest.mark.parametrize("engine_name", NATIVE)
-@pytest.mark.parametrize("compute_format", ComputeFormat)
+@pytest.mark.parametrize(("compute_format", "master_format"), STATE_FORMATS)
 @pytest.mark.parametrize("resident_parts", [{}, SOME_RESIDENT], ids=["on SSD", "some in RAM"])
 def test_updates_and_seals_give_the_bytes_of_the_judge(
-    tmp_path: pathlib.Path, engine_name, compute_format, resident_parts
+    tmp_path: pathlib.Path, engine_name, compute_format, master_format, resident_parts
 ) -> None:
     directories = make_directories(tmp_path, 3)
-    layout = small_layout(compute_format)
+    layout = small_layout(compute_format, master_format)
     random_tensors(layout)  # torch starts its threads here, not below
     with nothing_leaks(), contextlib.closing(make_engine(engine_name)) as engine:
         with created(directories, layout, engine, resident_parts) as store:

@@ -18,13 +18,14 @@ from lohan.store import (
     GRAIN,
     ComputeFormat,
     GradientStore,
+    MasterFormat,
     Part,
     StateLayout,
     StateStore,
     TensorEntry,
 )
 from lohan.vocabulary import BlockId
-from support.state_stores import created, make_directories, opened, random_tensors
+from support.state_stores import STATE_FORMATS, created, make_directories, opened, random_tensors
 
 SETTINGS = AdamWSettings(lr=1e-2, weight_decay=0.1)
 BLOCKS = {
@@ -79,11 +80,11 @@ def put_gradients(store: StateStore, gradients: GradientStore, block: BlockId, s
         gradients.wait(gradients.start_spill(block))
 
 
-@pytest.mark.parametrize("compute_format", ComputeFormat)
+@pytest.mark.parametrize(("compute_format", "master_format"), STATE_FORMATS)
 def test_offloaded_steps_are_those_of_the_judge(
-    tmp_path: pathlib.Path, compute_format: ComputeFormat
+    tmp_path: pathlib.Path, compute_format: ComputeFormat, master_format: MasterFormat
 ) -> None:
-    layout = StateLayout.pack(BLOCKS, compute_format=compute_format)
+    layout = StateLayout.pack(BLOCKS, compute_format=compute_format, master_format=master_format)
     p = {name: value.clone() for name, value in random_tensors(layout).items()}
     m = {name: torch.zeros_like(value) for name, value in p.items()}
     v = {name: torch.zeros_like(value) for name, value in p.items()}
