@@ -45,6 +45,7 @@ def attach(
     counters: Mapping[str, Any] | None = None,
     run: str | None = None,
     example: Any | None = None,
+    largest_step: Sequence[Any] | None = None,
     loss_fn: LossFunction | None = None,
     nonfinite: str = "stop",
     slots: int = 2,
@@ -70,6 +71,8 @@ def attach(
             `counters`, the copied `Engine.counters`.
         run: id of a run in the same directories, to go on from its last seal.
         example: a micro-batch, for models whose inputs are not `input_ids` and `labels`.
+        largest_step: micro-batches of the largest step to come; whether it fits is then known
+            before anything is written.
         loss_fn: `loss_fn(model, batch)`, in place of the loss of `model(**batch)`.
         nonfinite: "stop" or "skip", for gradients that are infinite or NaN.
         slots: 2 keeps the last seal whole whatever happens; 1 halves the SSD space and does not.
@@ -116,6 +119,7 @@ def attach(
             counters=counters,
             run=run,
             example=example,
+            largest_step=largest_step,
             loss_fn=loss_fn,
             nonfinite=nonfinite,
             num_slots=slots,

@@ -203,7 +203,13 @@ def _put(
 
 
 def attach_plainly(
-    model: Any, optimizer: Any, *, offload: Any, progress: Any, **kwargs: Any
+    model: Any,
+    optimizer: Any,
+    *,
+    offload: Any,
+    progress: Any,
+    largest_step: Any = None,
+    **kwargs: Any,
 ) -> PlainEngine:
     """In place of `lohan.train.attaching.attach_engine`."""
     return PlainEngine(model, optimizer, **kwargs)

@@ -18,7 +18,7 @@ from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.engine import COUNTERS_KEY, Engine
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, Policy, master_format_of
+from lohan.runtime.planning import Budgets, Policy, master_format_of, plan_run
 from lohan.runtime.run_setup import (
     RunSetup,
     compute_format_of,
@@ -29,7 +29,7 @@ from lohan.runtime.run_setup import (
 )
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
-from lohan.runtime.traced_model import TracedModel
+from lohan.runtime.traced_model import TracedModel, sizes_of
 from lohan.ssd import CHUNK_BYTES, DriveSettings, IoEngine, add_drives, choose_engine
 from lohan.store import (
     ComputeFormat,
@@ -62,6 +62,7 @@ def attach_engine(
     counters: Mapping[str, Any] | None = None,
     run: str | None = None,
     example: Any | None = None,
+    largest_step: Sequence[Any] | None = None,
     loss_fn: LossFunction | None = None,
     nonfinite: str = "stop",
     num_slots: int = 2,
@@ -98,6 +99,21 @@ def attach_engine(
         masters = master_format or master_format_of(policy, compute_format)
         segments, layout = lay_out(model, traced, compute_format, masters)
         first = None if run is not None else initial_tensors(model, weights)
+        budgets = Budgets(ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, scratch_bytes=scratch)
+        waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite_policy)
+        if largest_step:
+            tell("checking that the largest step fits")
+            sizes = sizes_of(largest_step)
+            plan_run(
+                traced.shape(sizes, largest_step[0]),
+                sizes,
+                policy=policy,
+                machine=machine,
+                budgets=budgets,
+                layout=layout,
+                clips_gradients=waits_for_norm,
+                shares_ram=opened.shares_ram,
+            )
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
         engine_io = io if io is not None else choose_engine()[0]
@@ -152,10 +168,10 @@ def attach_engine(
             drives=drives,
             store=store,
             machine=machine,
-            budgets=Budgets(ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, scratch_bytes=scratch),
+            budgets=budgets,
             policy=policy,
             loss_fn=loss_fn,
-            waits_for_norm=_waits_for_norm(optimizer, compute_format, nonfinite_policy),
+            waits_for_norm=waits_for_norm,
             nonfinite=nonfinite_policy,
             num_threads=num_threads or _default_threads(opened),
             progress=progress,

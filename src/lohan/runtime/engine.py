@@ -109,12 +109,12 @@ class Engine:
         given = self._setup.on_device(batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
         losses: list[float] = []
-        running = self._running or self._plan_for(given[:1])
-        size = running.planned.sizes.num_micro_batches
-        with self._failing_for_good():
-            self._flush(running)
-            for first in range(0, len(given), size):
-                group = given[first : first + size]
+        size = self._running.planned.sizes.num_micro_batches if self._running is not None else 1
+        for first in range(0, len(given), size):
+            group = given[first : first + size]
+            running = self._plan_for(group)
+            with self._failing_for_good():
+                self._flush(running)
                 with self._evaluation(running):
                     found = running.model.evaluate(group, loss_fn)
                 losses += [float(loss) for loss in found]

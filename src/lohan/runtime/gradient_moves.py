@@ -68,7 +68,7 @@ class GradientMoves:
         gradient = self._of(block, step)
         gradient.source = lease
         if self._device.shares_ram:
-            gradient.in_ram = self._book.host_buffer(lease, num_bytes)
+            gradient.in_ram = self._book.ram_buffer(lease, num_bytes)
             return over(gradient.in_ram, num_bytes)
         gradient.on_device = self._book.device_memory(lease, num_bytes)
         return gradient.on_device.bytes()
@@ -95,7 +95,7 @@ class GradientMoves:
         number, count = part_of(task)
         if gradient.on_device is not None and gradient.in_ram is None:
             waiting = task.leases[0]
-            gradient.in_ram = self._book.host_buffer(waiting, 2 * count_positions)
+            gradient.in_ram = self._book.ram_buffer(waiting, 2 * count_positions)
         elif self._device.shares_ram and number == 0:
             assert gradient.source is not None
             self._book.move(gradient.source, task.leases[0])

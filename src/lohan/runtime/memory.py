@@ -22,7 +22,7 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-class HostMemory:
+class RamMemory:
     """Aligned main memory within one budget; freed buffers wait for the next of their size.
 
     Runs on: any thread. May block: for as long as new pages take to exist.
@@ -130,12 +130,12 @@ class _Held:
 class LeaseBook:
     """Which memory each lease holds. Runs on: any thread; a lease has one owner at a time."""
 
-    def __init__(self, host: HostMemory, device: Device) -> None:
+    def __init__(self, host: RamMemory, device: Device) -> None:
         self.host, self.device = host, device
         self._lock = threading.Lock()
         self._held: dict[tuple[str, str], _Held] = {}
 
-    def host_buffer(self, lease: Lease, nbytes: int) -> Buffer:
+    def ram_buffer(self, lease: Lease, nbytes: int) -> Buffer:
         """Take main memory for a lease."""
         buffer = self.host.allocate(nbytes)
         self._enter(lease, buffer)

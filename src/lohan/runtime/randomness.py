@@ -129,6 +129,8 @@ class DrawLedger:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Draw, ...]] = {}
+        self.has_draws: bool | None = None
+        """Whether any batch was found to draw; None before the first was looked at."""
 
     def learn(self, signature: Hashable, draws: Sequence[Draw | None]) -> None:
         """Remember draws, unless one of them cannot be predicted."""

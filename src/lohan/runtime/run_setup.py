@@ -21,6 +21,7 @@ from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.runtime.loss import Progress
 from lohan.runtime.planning import Budgets, PlannedRun, Policy, plan_run
+from lohan.runtime.randomness import DrawLedger
 from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
 from lohan.runtime.slots import ParameterSet
 from lohan.runtime.step_record import NonFinitePolicy
@@ -79,6 +80,7 @@ class RunSetup:
     chunk_bytes: int = CHUNK_BYTES
     owns_device: bool = True
     is_new: bool = True
+    draws: DrawLedger = field(default_factory=DrawLedger)
     _residents: list[Collection[TensorKind]] = field(default_factory=list)
 
     @property

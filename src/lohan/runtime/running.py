@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lohan.runtime.driver import THREADED_LANES, StepDriver
 from lohan.runtime.gradient_moves import GradientMoves
 from lohan.runtime.lanes import LaneExecutor
-from lohan.runtime.memory import HostMemory, LeaseBook
+from lohan.runtime.memory import LeaseBook, RamMemory
 from lohan.runtime.planning import (
     PlannedRun,
     pools_bytes,
@@ -38,7 +38,7 @@ class RunningPlan:
     lanes: LaneExecutor
     driver: StepDriver
     model: SegmentedModel
-    host: HostMemory
+    host: RamMemory
     book: LeaseBook
     weights: WeightMoves
     gradients: GradientMoves
@@ -86,7 +86,7 @@ def start_running(
     rolling = RollingSchedule(plan)
     layout, device = setup.store.layout, setup.device
     tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
-    host = HostMemory(
+    host = RamMemory(
         pools_bytes(rolling.pools, tiers) + rounding_bytes(layout) + swap_rounding_bytes(plan),
         device,
     )
@@ -144,6 +144,7 @@ def start_running(
         hooks=driver,
         device=device.torch_device,
         store=activations,
+        ledger=setup.draws,
         enter_thread=device.compute,
     )
     return RunningPlan(

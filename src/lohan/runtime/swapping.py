@@ -104,7 +104,7 @@ class SwappedActivations:
             return  # They are in RAM as they are made.
         num_bytes = lease.nbytes + slack_bytes
         self._areas[block, lease.pool] = _Area(
-            buffer=self._book.host_buffer(lease, num_bytes), lease=lease, num_bytes=num_bytes
+            buffer=self._book.ram_buffer(lease, num_bytes), lease=lease, num_bytes=num_bytes
         )
 
     # The main thread ---------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class SwappedActivations:
         if area is None:
             return
         area.lease = task.leases[0]
-        area.buffer = self._book.host_buffer(area.lease, area.num_bytes)
+        area.buffer = self._book.ram_buffer(area.lease, area.num_bytes)
         if area.used_bytes:
             assert self._file is not None
             key = self._file_key(task.block)

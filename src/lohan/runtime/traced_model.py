@@ -33,9 +33,12 @@ class BatchSizes:
         return f"{self.num_micro_batches} micro-batch(es) of {self.micro_batch} x {self.sequence}"
 
     def covers(self, other: "BatchSizes") -> bool:
-        """Whether a plan for these sizes can run a step of other sizes."""
+        """Whether a plan for these sizes can run a step of other sizes.
+
+        Fewer micro-batches than planned (the last ones of an epoch) leave places empty.
+        """
         return (
-            self.num_micro_batches == other.num_micro_batches
+            self.num_micro_batches >= other.num_micro_batches
             and self.micro_batch >= other.micro_batch
             and self.sequence >= other.sequence
         )
@@ -45,7 +48,7 @@ class BatchSizes:
         is longer than all before needs a plan of its own."""
         longer = other.sequence > self.sequence
         return BatchSizes(
-            num_micro_batches=other.num_micro_batches,
+            num_micro_batches=max(self.num_micro_batches, other.num_micro_batches),
             micro_batch=max(self.micro_batch, other.micro_batch),
             sequence=max(self.sequence, -(-other.sequence // 64) * 64 if longer else 0),
         )

@@ -107,7 +107,7 @@ class Updates:
             total += where.nbytes
         spilled = self._gradients.spilled_bytes(block, step, number)
         flight = _InFlight(
-            buffer=self._book.host_buffer(lease, total + spilled),
+            buffer=self._book.ram_buffer(lease, total + spilled),
             offsets=offsets,
             gradient_offset=total if spilled else None,
         )
@@ -134,7 +134,7 @@ class Updates:
         fresh_lease = next((one for one in task.leases if one.pool == "fresh"), None)
         if fresh_lease is not None:
             nbytes = self._store.layout.block(block).part_bytes(Part.P16)
-            fresh = self._book.host_buffer(fresh_lease, nbytes)
+            fresh = self._book.ram_buffer(fresh_lease, nbytes)
             self._fresh[block, step] = fresh
             self._weights.put_fresh(block, fresh_lease, fresh)
         if begin < end:

@@ -80,7 +80,7 @@ class WeightMoves:
             pieces = [one for one in pieces if not self._comes_fresh(task.block, one)]
         lease = task.leases[0]
         total_bytes = sum(piece.nbytes for piece in pieces)
-        buffer = self._book.host_buffer(lease, total_bytes)
+        buffer = self._book.ram_buffer(lease, total_bytes)
         offsets, end_bytes = {}, 0
         tickets: list[StoreTicket] = []
         try:
@@ -187,7 +187,7 @@ class WeightMoves:
             flight.in_place = over(buffer, first.nbytes)
             self._book.move(fresh_lease, lease)
         else:
-            buffer = self._book.host_buffer(lease, weights.num_bytes)
+            buffer = self._book.ram_buffer(lease, weights.num_bytes)
             flight.in_place = over(buffer, weights.num_bytes)
             for piece in weights.pieces:
                 memory, at = self._ram_of(flight, piece)

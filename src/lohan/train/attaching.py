@@ -21,6 +21,7 @@ def attach_engine(
     weights: Iterable[tuple[str, torch.Tensor]] | None,
     moments: Moments | None,
     counters: Mapping[str, Any] | None,
+    largest_step: Sequence[Any] | None,
     progress: Callable[[str], None] | None,
 ) -> Any:
     """Attach the engine to a model; see `lohan.attach`."""
@@ -35,6 +36,7 @@ def attach_engine(
         moments=moments,
         counters=counters,
         run=run,
+        largest_step=largest_step,
         progress=progress,
         is_tracing=offload.is_tracing,
     )

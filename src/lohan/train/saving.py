@@ -149,6 +149,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             weights=weights,
             moments=moments,
             counters=counters,
+            largest_step=self.largest_step(),
             progress=self.tell,
         )
         self.out.mkdir(parents=True, exist_ok=True)

@@ -225,14 +225,21 @@ class OffloadMixin(SavingMixin):
         Raises:
             DoesNotFit: it needs more memory than allowed; nothing was trained.
         """
+        batches = self.largest_step()
+        if batches is not None:
+            self.engine.prepare(batches)
+
+    def largest_step(self) -> list[Any] | None:
+        """Micro-batches of the longest rows; None where rows cannot be looked at beforehand."""
         rows = longest_rows(self.train_dataset, self.args.per_device_train_batch_size)
-        if rows:
-            # As the dataloader does it: columns the model has no use for are left out.
-            self._set_signature_columns_if_needed()
-            known = set(self._signature_columns or ()) | {"labels", "label_ids", "label"}
-            kept = [{key: row[key] for key in row if key in known} for row in rows]
-            batch = dict(self._prepare_inputs(self.data_collator(kept)))
-            self.engine.prepare([batch] * self.args.gradient_accumulation_steps)
+        if not rows:
+            return None
+        # As the dataloader does it: columns the model has no use for are left out.
+        self._set_signature_columns_if_needed()
+        known = set(self._signature_columns or ()) | {"labels", "label_ids", "label"}
+        kept = [{key: row[key] for key in row if key in known} for row in rows]
+        batch = dict(self._prepare_inputs(self.data_collator(kept)))
+        return [batch] * self.args.gradient_accumulation_steps
 
     def _is_loss_scaled(self, num_items_in_batch: Any) -> bool:
         """Whether `compute_loss` divides by the items of the whole step, as transformers asks."""

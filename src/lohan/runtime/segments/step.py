@@ -51,17 +51,18 @@ class SegmentedModel:
         hooks: SegmentHooks,
         device: torch.device | str = "cpu",
         store: ActivationStore | None = None,
+        ledger: DrawLedger | None = None,
         enter_thread: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        """`enter_thread` is entered on the thread of each micro-batch (current device, stream)."""
+        """`ledger` remembers what batches draw, for one driver after another; `enter_thread` is
+        entered on the thread of each micro-batch (current device, stream)."""
         self.model, self.segments = model, segments
         self._sets, self._hooks, self._enter_thread = dict(sets), hooks, enter_thread
         self._device = torch.device(device)
         self._device_types = tuple(dict.fromkeys(("cpu", self._device.type)))
         self._weights = Weights(self._sets.values())
         self._generators = Generators([self._device])
-        self._ledger = DrawLedger()
-        self._draws: bool | None = None
+        self._ledger = ledger if ledger is not None else DrawLedger()
         self._store = LiveKeys(store if store is not None else KeepStore())
         named = dict(model.named_parameters())
         self._runners = {
@@ -116,14 +117,14 @@ class SegmentedModel:
     def unknown_batches(self, micro_batches: Sequence[Any]) -> list[Any]:
         """Batches whose random numbers must be counted before they can go layer by layer with
         others: one of each shape not seen before, once a model was found to draw any."""
-        if len(micro_batches) == 1 or not self.model.training or self._draws is False:
+        if len(micro_batches) == 1 or not self.model.training or self._ledger.has_draws is False:
             return []
         found: dict[Hashable, Any] = {}
         for batch in micro_batches:
             signature = self._signature(batch, has_gradients=True)
             if not self._ledger.knows(signature):
                 found.setdefault(signature, batch)
-        return list(found.values())[: None if self._draws else 1]
+        return list(found.values())[: None if self._ledger.has_draws else 1]
 
     def learn_draws(self, batch: Any, loss_fn: LossFunction | None = None) -> None:
         """Run a batch forward only to count the random numbers it draws; leaves the generators as
@@ -138,7 +139,8 @@ class SegmentedModel:
             is_for_training=True,
         )
         self._generators.set_state(before)
-        self._draws = self._draws or self._ledger.draws(self._signature(batch, has_gradients=True))
+        draws = self._ledger.draws(self._signature(batch, has_gradients=True))
+        self._ledger.has_draws = bool(self._ledger.has_draws) or draws
 
     def _signature(self, batch: Any, *, has_gradients: bool) -> Hashable:
         return signature_of(
