@@ -1,8 +1,7 @@
-"""States, waiting gradients and swapped activations of blocks, in RAM and on SSD. No schedule."""
+"""States of blocks and swapped tensors, in RAM and on SSD. No schedule."""
 
 from lohan.store.activations import ActivationKey, ActivationStore
 from lohan.store.counters import StoreCounters
-from lohan.store.gradients import GradientStore
 from lohan.store.layout import (
     GRAIN,
     BlockLayout,
@@ -46,7 +45,6 @@ __all__ = [
     "ComputeFormat",
     "CopiesInDoubt",
     "FoundManifest",
-    "GradientStore",
     "LeftRun",
     "LeftRuns",
     "Manifest",

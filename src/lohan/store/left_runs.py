@@ -18,16 +18,13 @@ from lohan.ssd import RunDirectories, RunPart, find_run_parts
 from lohan.ssd.run_directory import LOCK_NAME
 from lohan.ssd.storage_errors import storage_error
 from lohan.store.activations import ACTIVATIONS_NAME
-from lohan.store.gradients import GRADIENTS_NAME
 from lohan.store.manifest import MANIFEST_NAME, TEMPORARY_NAME, Manifest, NewerFormat
 from lohan.store.state_file import STATES_NAME
 
 MEASUREMENT_PREFIX = "measure-"
 """How the run ids of measurements begin."""
 _PROBE_NAME = "probe"
-_STRIPE_FILE = re.compile(
-    rf"(?:{STATES_NAME}|{GRADIENTS_NAME}|{ACTIVATIONS_NAME})\.(?P<drive>\d{{1,4}})\.bin"
-)
+_STRIPE_FILE = re.compile(rf"(?:{STATES_NAME}|{ACTIVATIONS_NAME})\.(?P<drive>\d{{1,4}})\.bin")
 _MANIFESTS = (MANIFEST_NAME, TEMPORARY_NAME)
 _MODEL_KEYS = ("model", "model_name_or_path", "model_name", "model_id")
 

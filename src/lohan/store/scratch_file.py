@@ -1,6 +1,6 @@
-"""A striped file for bytes that mean nothing after a crash: gradients and activations.
+"""A striped file for bytes that mean nothing after a crash: activations, and gradients that spill.
 
-Owns making it, after removing what a killed process of the same run left. Used by `gradients` and
+Owns making it, after removing what a killed process of the same run left. Used by
 `activations`.
 """
 

@@ -1,6 +1,6 @@
-"""Store, waiting gradients and the AdamW kernel together against the slow judge, bit for bit.
+"""Store and AdamW kernel together against the slow judge, bit for bit.
 
-Chunk by chunk, some parts resident, gradients spilled, the run opened again half-way.
+Chunk by chunk, some parts resident, the run opened again half-way.
 """
 
 import contextlib
@@ -13,11 +13,10 @@ from lohan.optimizer import AdamWSettings, PlainState, SplitState, update_plain,
 from lohan.optimizer.reference import adamw_elements
 from lohan.optimizer.settings import prepare_step
 from lohan.runtime.slots import ParameterLayout
-from lohan.ssd import BufferPool, NativeEngine, RunDirectories
+from lohan.ssd import BufferPool, NativeEngine
 from lohan.store import (
     GRAIN,
     ComputeFormat,
-    GradientStore,
     MasterFormat,
     Part,
     StateLayout,
@@ -41,43 +40,39 @@ def gradient(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
 
 
 def update_block(
-    store: StateStore, gradients: GradientStore, block: BlockId, step: int, pool: BufferPool
+    store: StateStore, gradients: torch.Tensor, block: BlockId, step: int, pool: BufferPool
 ) -> None:
     layout = store.layout.block(block)
     names = [part.lower() for part in layout.trainable_parts]
     store.begin_update(block)
     for begin, end in layout.chunks(GRAIN):
         with contextlib.ExitStack() as leases:
-            buffers = [leases.enter_context(pool.lease()) for _ in range(5)]
-            grad = gradients.start_read(block, begin, end, buffers[4])
+            buffers = [leases.enter_context(pool.lease()) for _ in range(4)]
+            grad = gradients[begin:end]
             reads = [
                 store.start_read(block, part, begin, end, buffer)
                 for part, buffer in zip(layout.trainable_parts, buffers, strict=False)
             ]
-            gradients.wait(grad)
             for read in reads:
                 store.wait(read)
             arrays = {name: read.tensor() for name, read in zip(names, reads, strict=True)}
             if "lo16" in arrays:
-                update_split(grad.tensor(), SplitState(**arrays), settings=SETTINGS, step=step)
+                update_split(grad, SplitState(**arrays), settings=SETTINGS, step=step)
             else:
-                update_plain(grad.tensor(), PlainState(**arrays), settings=SETTINGS, step=step)
+                update_plain(grad, PlainState(**arrays), settings=SETTINGS, step=step)
             for part, read in zip(layout.trainable_parts, reads, strict=True):
                 where = {"offset_bytes": read.offset_bytes}
                 store.wait(store.start_write(block, part, begin, end, read.memory, **where))
     store.finish_update(block)
 
 
-def put_gradients(store: StateStore, gradients: GradientStore, block: BlockId, step: int) -> None:
+def gradients_of(store: StateStore, block: BlockId, step: int) -> torch.Tensor:
     layout = store.layout.block(block)
-    buffer = gradients.lease(block)
-    flat = torch.frombuffer(buffer.view, dtype=torch.bfloat16)
-    flat.zero_()
+    flat = torch.zeros(layout.num_trainable, dtype=torch.bfloat16)
     for place in layout.places:
         values = gradient(place.entry.name, place.entry.shape, step)
         flat[place.begin : place.end] = values.view(-1)
-    if block == 1:
-        gradients.wait(gradients.start_spill(block))
+    return flat
 
 
 @pytest.mark.parametrize(("compute_format", "master_format"), STATE_FORMATS)
@@ -89,24 +84,14 @@ def test_offloaded_steps_are_those_of_the_judge(
     m = {name: torch.zeros_like(value) for name, value in p.items()}
     v = {name: torch.zeros_like(value) for name, value in p.items()}
     directories = make_directories(tmp_path / "states", 2)
-    pool = BufferPool(name="update", slot_bytes=4 * GRAIN, num_slots=5)
-    with contextlib.closing(NativeEngine(is_uring=False)) as engine, contextlib.ExitStack() as ends:
-        run = RunDirectories.create(make_directories(tmp_path / "gradients", 1), "g")
-        ends.callback(run.close)
-        lengths = {BlockId(n): block.num_trainable for n, block in enumerate(layout.blocks)}
-        gradients = ends.enter_context(
-            contextlib.closing(
-                GradientStore(run, lengths, engine=engine, num_ram_slots=2, spill_bytes=1 << 20)
-            )
-        )
+    pool = BufferPool(name="update", slot_bytes=4 * GRAIN, num_slots=4)
+    with contextlib.closing(NativeEngine(is_uring=False)) as engine:
         stores = contextlib.ExitStack()
         store = stores.enter_context(created(directories, layout, engine, RESIDENT))
         store.fill(p.items())
         for step in range(1, 7):
             for block in (BlockId(1), BlockId(0)):
-                put_gradients(store, gradients, block, step)
-                update_block(store, gradients, block, step, pool)
-                gradients.drop(block)
+                update_block(store, gradients_of(store, block, step), block, step, pool)
             scalars = {
                 name: prepare_step(SETTINGS, step=step, num_elements=value.numel())
                 for name, value in p.items()
