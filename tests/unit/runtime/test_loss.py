@@ -1,0 +1,88 @@
+"""Weights of micro-batches: a step's loss is that of all its tokens together."""
+
+import pytest
+import torch
+
+from lohan.errors import ConfigError
+from lohan.runtime.loss import LossScale, loss_weights, num_counted_tokens, num_tokens, weighted
+
+
+def batch(*counts: int, length: int = 8) -> dict[str, torch.Tensor]:
+    """Rows whose first `count` labels do not count."""
+    labels = torch.arange(len(counts) * length).reshape(len(counts), length)
+    for row, count in enumerate(counts):
+        labels[row, :count] = -100
+    return {"input_ids": torch.zeros_like(labels), "labels": labels}
+
+
+def test_the_first_token_of_a_causal_model_is_never_predicted() -> None:
+    assert num_counted_tokens(batch(0, 3), is_causal=True) == 7 + 5
+    assert num_counted_tokens(batch(0, 3), is_causal=False) == 8 + 5
+
+
+def test_weights_are_shares_of_the_tokens_that_count() -> None:
+    weights = loss_weights([batch(0), batch(4), batch(8)], None, is_causal=True)
+    assert weights == [7 / 11, 4 / 11, 0.0]
+
+
+def test_the_weighted_sum_is_the_loss_of_the_concatenated_batch() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 8, 11, dtype=torch.float64)
+    parts = [batch(2), batch(5), batch(0)]
+
+    def mean_loss(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(
+            rows[:, :-1].reshape(-1, 11),
+            (labels[:, 1:] % 11).where(labels[:, 1:] >= 0, -100).reshape(-1),
+        )
+
+    weights = loss_weights(parts, None, is_causal=True)
+    ours = sum(
+        weight * mean_loss(logits[i : i + 1], part["labels"])
+        for i, (part, weight) in enumerate(zip(parts, weights, strict=True))
+    )
+    whole = mean_loss(logits, torch.cat([part["labels"] for part in parts]))
+    # fp64 sums in another order.
+    assert torch.isclose(torch.as_tensor(ours), whole, rtol=1e-12)
+
+
+def test_without_labels_micro_batches_count_alike() -> None:
+    assert loss_weights([{"x": torch.zeros(2)}] * 4, None, is_causal=True) == [0.25] * 4
+
+
+def test_a_step_without_any_token_to_learn_from_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no token"):
+        loss_weights([batch(8)], None, is_causal=True)
+
+
+def test_weights_must_be_one_per_micro_batch() -> None:
+    with pytest.raises(ConfigError, match="2 loss weights were given for 1"):
+        loss_weights([batch(0)], [0.5, 0.5], is_causal=True)
+
+
+def test_a_weight_of_one_leaves_the_loss_function_alone() -> None:
+    def loss(model: torch.nn.Module, one: object) -> torch.Tensor:
+        return torch.ones(())
+
+    one, other = batch(0), batch(1)
+    assert weighted(loss, [one], [1.0], None) is loss
+    scaled = weighted(loss, [one, other], [0.25, 0.75], 4.0)
+    assert scaled is not None
+    assert [float(scaled(torch.nn.Identity(), part)) for part in (one, other)] == [1.0, 3.0]
+
+
+def test_tokens_are_those_of_the_first_table_of_whole_numbers() -> None:
+    assert num_tokens(batch(0, 1)) == 16
+    assert num_tokens({"pixels": torch.zeros(5, 3, 2)}) == 5
+
+
+def test_the_loss_scale_halves_at_overflows_and_grows_after_many_good_steps() -> None:
+    scale = LossScale(value=8.0)
+    scale.update(is_overflow=True)
+    assert scale.value == 4.0
+    for _ in range(2000):
+        scale.update(is_overflow=False)
+    assert (scale.value, scale.num_good) == (8.0, 0)
+    tiny = LossScale(value=2.0**-14)
+    with pytest.raises(ConfigError, match="loss scale has fallen"):
+        tiny.update(is_overflow=True)
