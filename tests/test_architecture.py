@@ -13,6 +13,7 @@ SOURCE = pathlib.Path(__file__).parents[1] / "src" / "lohan"
 ROWS = {
     "cli": 10,
     "report": 9,
+    "verify": 8.75,
     "train": 8.5,
     "attaching": 8.25,
     "measure": 8,

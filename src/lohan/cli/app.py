@@ -28,6 +28,7 @@ from lohan.cli.report import report
 from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate
 from lohan.cli.train import train
+from lohan.cli.verify import verify
 from lohan.errors import LohanError
 
 EXIT_ERROR = 2
@@ -91,6 +92,7 @@ for _command in (
     machines,
     models,
     doctor,
+    verify,
     check,
     export,
     report,

@@ -1,7 +1,8 @@
 """AdamW on the CPU: the native kernels, their settings and number formats.
 
 Knows arrays in memory, no blocks, no files and no schedule. `store` and `runtime` call it.
-`lohan.optimizer.reference` is the slow judge of everything here; it is imported by tests only.
+`lohan.optimizer.reference` is the slow judge of everything here; tests and `lohan.verify`
+import it.
 """
 
 from lohan.optimizer.adamw import PlainState, SplitState, update_plain, update_split

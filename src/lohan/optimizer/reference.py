@@ -1,7 +1,7 @@
 """The judge: AdamW, the split of masters and the sum of squares in a few obvious torch lines.
 
 Slow on purpose, one torch operation per rounding. The native kernels must give the same bits;
-when they differ, this file is right. Called by tests and by `lohan` nowhere else.
+when they differ, this file is right. Called by tests and by `lohan.verify`.
 """
 
 import torch

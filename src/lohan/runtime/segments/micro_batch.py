@@ -210,6 +210,8 @@ def loss_of(model: torch.nn.Module, batch: Any, loss_fn: LossFunction | None) ->
             loss = output.get("loss")
         if loss is None and isinstance(output, (tuple, list)) and output:
             loss = output[0]
+        if loss is None and isinstance(output, torch.Tensor):
+            loss = output
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
         raise ConfigError(

@@ -1,0 +1,17 @@
+"""Does offloading change the result? A small model of the same architecture trained both ways."""
+
+from lohan.verify.cases import Case, all_cases
+from lohan.verify.compare import CaseResult, Verification, verify_copy
+from lohan.verify.differences import Difference
+from lohan.verify.small_copy import SmallCopy, make_small_copy
+
+__all__ = [
+    "Case",
+    "CaseResult",
+    "Difference",
+    "SmallCopy",
+    "Verification",
+    "all_cases",
+    "make_small_copy",
+    "verify_copy",
+]

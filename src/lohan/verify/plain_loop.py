@@ -1,0 +1,162 @@
+"""The judge: the same training in memory, by an ordinary loop of PyTorch and a slow AdamW.
+
+Owns the arithmetic a run must reproduce: 16-bit weights compute, gradients add up as `backward`
+leaves them, fp32 masters and moments are updated one operation at a time (`optimizer.reference`).
+Nothing is moved, overlapped or recomputed here. Of the engine it knows only the order in which
+gradients lie for the global norm, which decides how their squares are added. Called by `compare`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lohan.optimizer import combine_leaf_sums, num_leaves, reference, sum_of_squares
+from lohan.optimizer.settings import StepScalars, prepare_step
+from lohan.optimizer.torch_optimizer import AdamW, clip_scale
+from lohan.runtime.loss import IGNORED_LABEL
+from lohan.runtime.segments.micro_batch import loss_of
+from lohan.store import StateLayout
+from lohan.verify.small_copy import Loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorStates:
+    """What a run keeps of one parameter, on the CPU."""
+
+    master: torch.Tensor
+    first_moment: torch.Tensor
+    second_moment: torch.Tensor
+
+    def copied(self) -> "TensorStates":
+        """The same values in memory of their own."""
+        return TensorStates(
+            master=self.master.clone(),
+            first_moment=self.first_moment.clone(),
+            second_moment=self.second_moment.clone(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What one step gave, in memory or offloaded."""
+
+    losses: tuple[float, ...]
+    grad_norm: float | None
+    """None where nothing is clipped: a run does not compute it then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """A run: what every step gave, and the states after steps that were looked at."""
+
+    steps: list[StepOutcome] = field(default_factory=list)
+    states: dict[int, dict[str, TensorStates]] = field(default_factory=dict)
+    """By number of steps taken, and name."""
+
+
+def train_in_memory(
+    model: nn.Module,
+    optimizer: AdamW,
+    steps: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    layout: StateLayout,
+    loss_fn: Loss | None,
+    is_causal: bool,
+) -> Trained:
+    """Train on every step's micro-batches; the states after every step are kept.
+
+    Args:
+        optimizer: over the model's parameters; its settings are read, it does nothing.
+        layout: how gradients lie, block by block, for the norm.
+    """
+    groups, rates = optimizer.group_of(), optimizer.rates()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    states = {name: _first_states(parameter) for name, parameter in named.items()}
+    num_updates = dict.fromkeys(named, 0)
+    run = Trained()
+    run.states[0] = {name: one.copied() for name, one in states.items()}
+    for batches in steps:
+        model.zero_grad(set_to_none=True)
+        losses = []
+        for batch, weight in zip(batches, loss_shares(batches, is_causal), strict=True):
+            loss = loss_of(model, batch, loss_fn)
+            loss = loss if weight == 1.0 else loss * weight
+            loss.backward()
+            losses.append(float(loss.detach()))
+        # One that took no part in the loss has no gradient and stays as it is.
+        gradients = {
+            name: parameter.grad.reshape(-1).cpu()
+            for name, parameter in named.items()
+            if parameter.grad is not None
+        }
+        norm = _global_norm(gradients, layout)
+        clips = optimizer.max_grad_norm is not None
+        run.steps.append(StepOutcome(losses=tuple(losses), grad_norm=norm if clips else None))
+        for name, gradient in gradients.items():
+            num_updates[name] += 1
+            scalars = prepare_step(
+                rates[groups[id(named[name])]].settings,
+                step=num_updates[name],
+                num_elements=gradient.numel(),
+                grad_scale=clip_scale(norm, optimizer.max_grad_norm),
+            )
+            _update(named[name], gradient, states[name], scalars)
+        run.states[len(run.steps)] = {name: one.copied() for name, one in states.items()}
+    return run
+
+
+def loss_shares(batches: Sequence[Mapping[str, Any]], is_causal: bool) -> list[float]:
+    """Each micro-batch's share of the labels that count, or equal shares without labels."""
+    counts = []
+    for batch in batches:
+        labels = batch.get("labels")
+        if labels is None or labels.is_floating_point():
+            return [1.0 / len(batches)] * len(batches)
+        counted = labels[..., 1:] if is_causal and labels.dim() >= 2 else labels
+        counts.append(int((counted != IGNORED_LABEL).sum()))
+    return [count / sum(counts) for count in counts]
+
+
+def _first_states(parameter: nn.Parameter) -> TensorStates:
+    master = parameter.detach().cpu().to(torch.float32, copy=True).contiguous()
+    return TensorStates(
+        master=master,
+        first_moment=torch.zeros_like(master),
+        second_moment=torch.zeros_like(master),
+    )
+
+
+@torch.no_grad()
+def _update(
+    parameter: nn.Parameter, gradient: torch.Tensor, states: TensorStates, scalars: StepScalars
+) -> None:
+    p, m, v = (
+        state.view(-1) for state in (states.master, states.first_moment, states.second_moment)
+    )
+    updated = reference.adamw_elements(reference.widened(gradient), p, m, v, scalars)
+    for state, values in zip((p, m, v), updated, strict=True):
+        state.copy_(values)
+    parameter.copy_(states.master.to(parameter.dtype))
+
+
+def _global_norm(gradients: Mapping[str, torch.Tensor], layout: StateLayout) -> float:
+    """Root of the sum of all squares: sums of leaves of each block's flat gradient, as a tree."""
+    sums = []
+    for block in layout.blocks:
+        trained = [place for place in block.places if place.entry.is_trainable]
+        if not trained:
+            continue
+        kinds = {one.dtype for one in gradients.values()}
+        flat = torch.zeros(block.num_trainable, dtype=kinds.pop() if kinds else torch.bfloat16)
+        for place in trained:
+            if place.entry.name in gradients:
+                flat[place.begin : place.end] = gradients[place.entry.name]
+        leaves = np.zeros(num_leaves(len(flat)))
+        sum_of_squares(flat, leaves)
+        sums.append(leaves)
+    return math.sqrt(combine_leaf_sums(np.concatenate(sums)))

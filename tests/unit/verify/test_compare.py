@@ -1,0 +1,96 @@
+"""Small copies trained offloaded and in memory: equal, and what is said when they are not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lohan.errors import ConfigError, DoesNotFit
+from lohan.runtime.engine import Engine
+from lohan.runtime.step_record import StepRecord
+from lohan.verify import Case, SmallCopy, all_cases, make_small_copy, verify_copy
+from lohan.vocabulary import BlockId
+
+PLANNED = Case(activations="as planned", num_micro_batches=2, max_grad_norm=1.0)
+SWAPPED = Case(activations="swapped to SSD", num_micro_batches=1, max_grad_norm=None)
+
+
+@pytest.fixture(scope="module")
+def gpt() -> SmallCopy:
+    return make_small_copy("gpt-13b")
+
+
+def test_all_combinations_are_run_and_those_with_one_judge_follow_each_other() -> None:
+    cases = all_cases()
+    assert len(set(cases)) == 20
+    keys = [(case.num_micro_batches, case.max_grad_norm) for case in cases]
+    assert len([key for key, before in zip(keys[1:], keys, strict=False) if key != before]) == 3
+
+
+def test_offloading_changes_no_bit_and_leaves_nothing(gpt: SmallCopy, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    lines: list[str] = []
+    found = verify_copy(
+        gpt, ssd=[tmp_path], num_steps=2, cases=[PLANNED, SWAPPED], report=lines.append
+    )
+    assert found.is_equal
+    assert found.tolerance is None
+    assert [line.rpartition(": ")[2] for line in lines] == ["equal", "equal"]
+    assert found.cases[1].written_bytes > 0
+    assert found.ram_bytes < 64 << 20
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def miscount_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From this step on, the second block is updated as if it were one step further."""
+    made: Any = Engine._record
+
+    def record(self: Engine, rates: Any, scale: float | None) -> StepRecord:
+        found: StepRecord = made(self, rates, scale)
+        if found.number >= step:
+            for tensor in found.tensors[BlockId(1)]:
+                object.__setattr__(tensor, "step", tensor.step + 1)
+        return found
+
+    monkeypatch.setattr(Engine, "_record", record)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_step_and_tensor_in_which_a_difference_began_are_named(
+    gpt: SmallCopy, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miscount_from(step, monkeypatch)
+    found = verify_copy(gpt, num_steps=3, cases=[SWAPPED])
+    assert not found.is_equal
+    difference = found.cases[0].difference
+    assert difference is not None
+    assert difference.step == step
+    assert difference.what.startswith("master of blocks.0.")
+
+
+def test_a_model_that_differs_from_itself_cannot_be_judged(
+    gpt: SmallCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miscount_from(1, monkeypatch)
+    calls = []
+
+    def changing_batch(seed: int) -> dict[str, Any]:
+        calls.append(seed)
+        return gpt.make_batch(len(calls))
+
+    moody = SmallCopy(
+        **{
+            **{name: getattr(gpt, name) for name in SmallCopy.__slots__},
+            "make_batch": changing_batch,
+        }
+    )
+    with pytest.raises(ConfigError, match="trained twice in memory"):
+        verify_copy(moody, num_steps=2, cases=[SWAPPED])
+
+
+def test_a_budget_that_was_given_is_kept_to(gpt: SmallCopy) -> None:
+    with pytest.raises(DoesNotFit):
+        verify_copy(gpt, ram_bytes=1 << 20, num_steps=1, cases=[PLANNED])

@@ -1,0 +1,68 @@
+"""The judge against PyTorch's own optimizer: the same training, up to fp32 rounding."""
+
+import pytest
+import torch
+
+import lohan
+from lohan.store import StateLayout, TensorEntry
+from lohan.verify.plain_loop import loss_shares, train_in_memory
+
+
+class Scaled(torch.nn.Module):
+    """A loss in two tensors, one of which is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4).bfloat16())
+        self.fixed = torch.nn.Parameter(torch.ones(4).bfloat16(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x @ self.weight.t() * self.fixed[:3]) ** 2).float().mean()
+
+
+def layout_of(model: torch.nn.Module) -> StateLayout:
+    entries = tuple(
+        TensorEntry(name=name, shape=tuple(p.shape), is_trainable=p.requires_grad)
+        for name, p in model.named_parameters()
+    )
+    return StateLayout.pack({"block": entries})
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.1])
+def test_training_is_that_of_torch_up_to_rounding(max_grad_norm: float | None) -> None:
+    model, twin = Scaled(), Scaled()
+    steps = [
+        [{"x": torch.randn(2, 4, generator=torch.Generator().manual_seed(n)).bfloat16()}]
+        for n in range(4)
+    ]
+    optimizer = lohan.AdamW([model.weight], lr=0.01, max_grad_norm=max_grad_norm)
+    run = train_in_memory(
+        model, optimizer, steps, layout=layout_of(model), loss_fn=None, is_causal=True
+    )
+    master = torch.nn.Parameter(twin.weight.detach().float())
+    judge = torch.optim.AdamW([master], lr=0.01)
+    for batches, outcome in zip(steps, run.steps, strict=True):
+        loss = twin(**batches[0])
+        twin.weight.grad = None
+        loss.backward()
+        assert outcome.losses == (float(loss.detach()),)
+        master.grad = twin.weight.grad.float()
+        if max_grad_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_([master], max_grad_norm)
+            assert outcome.grad_norm == pytest.approx(float(norm), rel=1e-6)
+        judge.step()
+        twin.weight.data.copy_(master.data)
+    last = run.states[4]["weight"]
+    torch.testing.assert_close(last.master, master.data, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(last.first_moment, judge.state[master]["exp_avg"])
+    torch.testing.assert_close(last.second_moment, judge.state[master]["exp_avg_sq"])
+    assert set(run.states[4]) == {"weight"}
+    assert not torch.equal(run.states[3]["weight"].master, last.master)
+
+
+def test_micro_batches_weigh_by_their_labels() -> None:
+    few = {"labels": torch.tensor([[1, 2, -100, -100]])}
+    many = {"labels": torch.tensor([[1, 2, 3, 4]])}
+    assert loss_shares([few, many], is_causal=True) == [1 / 4, 3 / 4]
+    assert loss_shares([few, many], is_causal=False) == [2 / 6, 4 / 6]
+    assert loss_shares([{"x": 1}, {"x": 2}], is_causal=True) == [0.5, 0.5]
