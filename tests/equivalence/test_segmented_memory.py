@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from lohan.runtime.segments import Phase, SegmentedModel, map_segments
+from lohan.device import CpuDevice
+from lohan.runtime.segments import Phase, SegmentedModel, SegmentGradients, map_segments
 from lohan.runtime.swap_modes import ActivationKey, KeepStore
 from lohan.vocabulary import BlockId
 from support.plain_training import ComeAndGo, twin
-from support.toy_models import Toy, ToyBlock, toy_batches
+from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
 
 class Watch:
@@ -160,6 +161,40 @@ def test_inputs_that_a_store_copied_are_freed_on_the_device() -> None:
         toy_batches(2)
     )
     assert alive_at_turn == [0]
+
+
+def test_gradients_of_a_block_are_not_collected_before_they_are_added() -> None:
+    """Beside the flat buffer there is the gradient of one parameter at a time."""
+    used: list[int] = []
+
+    class Hooks(ComeAndGo):
+        def before(self, segment: BlockId, phase: Phase) -> None:
+            super().before(segment, phase)
+            if segment == 2 and phase is Phase.BACKWARD:
+                used.append(device.bytes_in_use)
+                device.reset_peak()
+
+        def after(self, segment: BlockId, phase: Phase, gradients: SegmentGradients | None) -> None:
+            if segment == 2 and phase is Phase.BACKWARD:
+                used.append(device.peak_bytes)
+            super().after(segment, phase, gradients)
+
+    model = Toy(lambda _: ToyBlock(hidden=4000))
+    segments = map_segments(model)
+    sets = segments.parameter_sets(model)
+    with CpuDevice(counts_compute=True) as device:
+        driven = SegmentedModel(
+            model,
+            segments,
+            sets=sets,
+            hooks=Hooks(segments, sets),
+            enter_thread=device.compute,
+        )
+        with device.compute():
+            driven.step(toy_batches(1, rows=1))
+    before, peak = used
+    flat_bytes = 4 * 2 * 4000 * WIDTH
+    assert flat_bytes < peak - before < 1.8 * flat_bytes
 
 
 def test_logits_of_one_micro_batch_are_alive_at_a_time() -> None:

@@ -109,6 +109,15 @@ class WorkBetween(Toy):
         return x
 
 
+class WeightBetween(Toy):
+    """Code behind a block uses weights of that block, too."""
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x) + block.down.bias + block.up.weight.sum()
+        return x
+
+
 class StatisticsBlock(ToyBlock):
     """Keeps running statistics."""
 
@@ -208,6 +217,7 @@ TOYS: dict[str, Callable[[], Toy]] = {
     "same block": SameBlock,
     "all states in the loss": lambda: AllStates(lambda _: ToyBlock()),
     "work between blocks": lambda: WorkBetween(lambda _: ToyBlock()),
+    "weights between blocks": lambda: WeightBetween(lambda _: ToyBlock()),
     "running statistics": lambda: Toy(lambda _: StatisticsBlock()),
     "changes in place": lambda: Toy(lambda _: InPlaceBlock()),
     "random numbers": lambda: Toy(lambda _: DropoutBlock()),

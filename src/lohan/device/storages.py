@@ -6,6 +6,7 @@ kernel, nor a storage resized later. Entered by `compute()` of the cpu and emula
 """
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -41,14 +42,18 @@ class StorageBook:
             self._makes_storage[operator] = known
         return known
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Book the storage of a tensor unless it is booked already. Raises DoesNotFit."""
+    def add(self, tensor: torch.Tensor, arguments: Any = ()) -> None:
+        """Book the storage of a result unless it is booked, or an argument's. Raises DoesNotFit."""
         if not tensor.is_cpu or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
         seen = self._alive.get(key)
         if seen is not None and seen() is storage:
+            return
+        # Some operators (`_unsafe_view`) call a view of their argument new, and the argument may
+        # lie in memory that is booked elsewhere: a slot of the device.
+        if any(own.untyped_storage()._cdata == key for own in _tensors_in(arguments)):
             return
         nbytes = storage.nbytes()
         self._ledger.take_compute(nbytes)
@@ -62,6 +67,12 @@ class StorageBook:
         if self._alive.get(reference.key) is reference:
             del self._alive[reference.key]
         self._ledger.return_compute(reference.nbytes)
+
+
+def _tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
+            yield argument
 
 
 class CountedCompute(TorchDispatchMode):
@@ -83,9 +94,9 @@ class CountedCompute(TorchDispatchMode):
         book = self._book
         if book.makes_storage(func):
             if isinstance(result, torch.Tensor):
-                book.add(result)
+                book.add(result, args)
             elif isinstance(result, (tuple, list)):
                 for item in result:
                     if isinstance(item, torch.Tensor):
-                        book.add(item)
+                        book.add(item, args)
         return result

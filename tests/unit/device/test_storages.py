@@ -56,6 +56,16 @@ def test_operators_in_place_and_views_allocate_nothing(device: Device) -> None:
     assert device.bytes_in_use == 4 * KIB
 
 
+def test_a_view_that_calls_itself_new_allocates_nothing(device: Device) -> None:
+    slot = device.alloc(4 * KIB)
+    with device.compute():
+        view = slot.tensor(torch.float32, (32, 32))
+        again = torch.ops.aten._unsafe_view(view, [KIB])
+        assert device.bytes_in_use == 4 * KIB
+        del view, again
+    assert device.bytes_in_use == 4 * KIB
+
+
 def test_several_results_of_one_operator_all_count(device: Device) -> None:
     with device.compute():
         parts = torch.rand(KIB).sort()

@@ -266,7 +266,14 @@ class Passes:
         assert self._current is not None
         assert gradient is not None
         assert isinstance(parameter, torch.nn.Parameter)
-        self._add(*self._current, parameter, gradient)
+        segment, micro_batch = self._current
+        assert self._sums is not None
+        if self._sums.owner(parameter) == segment.id:
+            # Whole by now: code in front of the block runs without its weights. Left to `_settle`,
+            # all gradients of the block would be there twice.
+            self._sums.add(parameter, gradient)
+        else:
+            self._add(segment, micro_batch, parameter, gradient)
 
     def _adder(
         self, segment: Segment, micro_batch: MicroBatch
