@@ -208,7 +208,7 @@ def train_with_lohan(args, system: str) -> None:
         if args.trace:
             from lohan.trace import chrome_json
 
-            Path(args.trace).write_text(chrome_json([engine.trace()]))
+            Path(args.trace).write_text(chrome_json(engine.trace()))
         engine.close(should_delete=True)
 
 

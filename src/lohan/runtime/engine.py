@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -26,7 +25,7 @@ from lohan.runtime.running import RunningPlan, start_running
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import StepRecord, groups_by_name
 from lohan.runtime.traced_model import sizes_of
-from lohan.simulate import SimulatedStep, simulate_plan
+from lohan.simulate import SimulatedStep
 from lohan.store import StateStore
 from lohan.trace import Recorder, Trace
 from lohan.vocabulary import ComputeKind
@@ -166,12 +165,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # What a user asks --------------------------------------------------------------------------
@@ -208,8 +202,7 @@ class Engine:
     def prediction(self) -> SimulatedStep | None:
         """What the simulator says a step of this plan takes; None before the first step."""
         if self._prediction is None and self._running is not None:
-            planned = self._running.planned
-            self._prediction = simulate_plan(planned.plan, planned.machine)
+            self._prediction = self._running.predict()
         return self._prediction
 
     @property
@@ -221,7 +214,7 @@ class Engine:
     def ram_peak_bytes(self) -> int:
         """Most main memory held at once by buffers and resident states."""
         buffers = self._running.host.peak_bytes if self._running is not None else 0
-        return buffers + self._setup.store.ram_peak_bytes
+        return buffers + self.store.ram_peak_bytes
 
     def trace(self) -> Trace:
         """What the lanes did so far (the newest spans), if the engine was attached to trace."""
@@ -230,6 +223,10 @@ class Engine:
             f"{plan.policy if plan else 'no plan'} on {self._setup.device.name}",
             budgets_bytes=dict(plan.ledger.budgets) if plan else None,
         )
+
+    def predicted_trace(self) -> Trace | None:
+        """The same lanes and tasks as the simulator sees them; None before the first step."""
+        return self._running.predicted_trace() if self._running is not None else None
 
     # A step ------------------------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ from lohan.runtime.weight_map import map_weights
 from lohan.runtime.weight_moves import WeightMoves
 from lohan.schedule import RollingSchedule
 from lohan.schedule.task import Task
+from lohan.simulate import SimulatedStep, replay, settled_schedule, simulate_plan, trace_of
 from lohan.store import ActivationStore, StateStore, StoreCounters
-from lohan.trace import Recorder
+from lohan.trace import Recorder, Trace
 from lohan.vocabulary import Tier
 
 
@@ -57,6 +58,16 @@ class RunningPlan:
             read_bytes=states.read_bytes + swapped.read_bytes,
             written_bytes=states.written_bytes + swapped.written_bytes,
         )
+
+    def predict(self) -> SimulatedStep:
+        """What the simulator says a step takes."""
+        return simulate_plan(self.planned.plan, self.planned.machine)
+
+    def predicted_trace(self) -> Trace:
+        """A few simulated steps, lane by lane."""
+        plan, machine = self.planned.plan, self.planned.machine
+        schedule = settled_schedule(plan, machine)
+        return trace_of(schedule, replay(schedule, plan, machine), plan, machine)
 
     def close(self, *, should_finish: bool) -> None:
         """End the lanes, after all tasks or after the one each is at, and let memory go."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from lohan.trace import chrome_json
 from lohan.train.plan_words import plan_in_words
 
 _PACKAGES = ("lohan", "torch", "transformers", "trl", "datasets", "accelerate", "safetensors")
@@ -62,4 +63,7 @@ def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> None:
 def write_trace(trainer: Any, out: pathlib.Path) -> None:
     """Write the lanes as they were recorded, if they were."""
     if trainer.offload.is_tracing:
-        (out / "trace.json").write_text(trainer.engine.trace().to_json(), encoding="utf-8")
+        (out / "trace.json").write_text(chrome_json(trainer.engine.trace()), encoding="utf-8")
+        predicted = trainer.engine.predicted_trace()
+        if predicted is not None:
+            (out / "predicted_trace.json").write_text(chrome_json(predicted), encoding="utf-8")
