@@ -51,7 +51,8 @@ def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) ->
     """Tokens and labels of every row, whole, by TRL's own preparation.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or it refuses a row, which is named.
+        ConfigError: the tokenizer has no chat template, it refuses a row, which is named, or it
+            does not say what the assistant wrote.
     """
     import copy
 
@@ -63,7 +64,15 @@ def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) ->
     whole.max_length, whole.packing, whole.shuffle_dataset = None, False, False
     template = None
     if args.assistant_only_loss and not has_generation_markers(tokenizer.chat_template):
-        template = get_training_chat_template(tokenizer)
+        try:
+            template = get_training_chat_template(tokenizer)
+        except ValueError as error:
+            raise ConfigError(
+                f"assistant_only_loss cannot be used with the chat template of {model}",
+                why=" ".join(str(error).split()).rstrip("."),
+                remedy="give rows as prompt and completion, or a template with generation markers "
+                "by chat_template_path",
+            ) from error
     is_completion = args.completion_only_loss
     if is_completion is None:
         is_completion = "completion" in rows.table.column_names

@@ -11,7 +11,7 @@ import math
 import pathlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -36,9 +36,13 @@ _OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json
 
 
 def run_training(
-    config: TrainConfig, *, resume: str | bool | None = None, console: Console
+    config: TrainConfig,
+    *,
+    resume: str | bool | None = None,
+    console: Console,
+    callbacks: Sequence[Any] = (),
 ) -> pathlib.Path:
-    """Train and export; returns the folder of the model.
+    """Train and export; returns the folder of the model. `callbacks` are transformers'.
 
     Raises:
         LohanError: something is wrong with the configuration, files, data, machine or drives. What
@@ -75,6 +79,8 @@ def run_training(
     _report_rows(trainer, rows, console)
     write_text(out / CONFIG_NAME, config.to_text())
     progress = _show_progress(trainer, console)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
     started = time.monotonic()
     try:
