@@ -14,6 +14,7 @@ ROWS = {
     "cli": 10,
     "report": 9,
     "verify": 8.75,
+    "doctor": 8.75,
     "train": 8.5,
     "attaching": 8.25,
     "measure": 8,

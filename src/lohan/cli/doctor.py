@@ -1,15 +1,20 @@
-"""`lohan doctor`: what this machine offers, which code paths are in use and why.
+"""`lohan doctor`: is this machine ready, what to fix, and a block for a bug report.
 
-Owns the questions and their order. It measures nothing and leaves nothing behind; a directory is
-checked as a run would check it before it starts.
+Owns the options and the printing; what is looked at is in `lohan.doctor`. It measures nothing and
+leaves nothing behind. Exit code 0: ready. 1: not ready.
 """
 
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lohan.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from lohan.doctor import Examination
+
+EXIT_NOT_READY = 1
 
 
 def doctor(
@@ -17,79 +22,70 @@ def doctor(
         list[pathlib.Path] | None,
         typer.Option("--ssd", help="An SSD directory to check; may be given several times."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="cuda, cuda:1, cpu or emulated. [default: a GPU if any]"),
+    ] = None,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Print plain text without personal paths, for a bug report."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show the kernels, the I/O engine and the SSD directories lohan would use here."""
-    from lohan.cli.output import console, print_json, table
-    from lohan.units import format_bytes
+    """Say whether this machine is ready to train, and what to fix if not.
 
-    facts = _facts()
-    reports = [_directory(path) for path in ssd or []]
+    Looks at versions, native kernels, the I/O engine, the device, memory limits and the SSD
+    directories given. Exit code 0: ready. 1: not ready.
+    """
+    from lohan.cli.output import print_json
+    from lohan.doctor import examine, report_text
+
+    found = examine(ssd=ssd or (), device=device)
     if json:
-        print_json({**facts, "ssd": reports})
-        return
-    shown = table("This machine", "what", "found")
-    for name, value in facts.items():
-        shown.add_row(name.replace("_", " "), str(value))
-    console().print(shown)
-    if not reports:
-        return
-    drives = table("SSD directories", "path", "filesystem", "access", "free", "beware")
-    for report in reports:
-        free = format_bytes(float(str(report["free_bytes"])))
-        beware = "; ".join(str(warning) for warning in _list(report["warnings"])) or "-"
-        drives.add_row(
-            str(report["path"]), str(report["filesystem"]), str(report["access"]), free, beware
-        )
-    console().print()
-    console().print(drives)
+        print_json(_fields(found))
+    elif report:
+        print(report_text(found))
+    else:
+        _print(found)
+    if not found.is_ready:
+        raise typer.Exit(EXIT_NOT_READY)
 
 
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else [value]
-
-
-def _facts() -> dict[str, object]:
-    import os
-    import platform
-    from importlib import metadata
-
-    import lohan
-    from lohan import _native
-    from lohan.ssd import choose_engine
-
-    def version_of(package: str) -> str:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return "not installed"
-
-    engine, reason = choose_engine()
-    engine.close()
-    usable, compiled = _native.available_kernel_isas(), _native.compiled_kernel_isas()
-    unusable = [isa for isa in compiled if isa not in usable]
+def _fields(found: "Examination") -> dict[str, object]:
     return {
-        "lohan": lohan.__version__,
-        "python": platform.python_version(),
-        "torch": version_of("torch"),
-        "transformers": version_of("transformers"),
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "cores": os.cpu_count() or 1,
-        "update_kernels": f"{_native.kernel_isa()} (usable: {', '.join(usable)}"
-        + (f"; this processor lacks {', '.join(unusable)})" if unusable else ")"),
-        "checksums": _native.crc32c_path(),
-        "io_engine": reason,
+        "is_ready": found.is_ready,
+        "findings": [
+            {
+                "name": one.name,
+                "found": one.found,
+                "level": one.level.value,
+                "remedy": one.remedy or None,
+            }
+            for one in found.findings
+        ],
     }
 
 
-def _directory(path: pathlib.Path) -> dict[str, object]:
-    from lohan.ssd import check_directory
+def _print(found: "Examination") -> None:
+    from lohan.cli.output import console, table
+    from lohan.doctor import Level
 
-    report = check_directory(path)
-    return {
-        "path": report.path,
-        "filesystem": report.filesystem,
-        "access": report.access.value,
-        "free_bytes": report.free_bytes,
-        "warnings": list(report.warnings),
-    }
+    out = console()
+    shown = table("This machine", "what", "", "found")
+    for one in found.findings:
+        shown.add_row(one.name, "" if one.level is Level.FINE else one.level.value, one.found)
+    out.print(shown)
+    for level, title in ((Level.PROBLEM, "To fix"), (Level.NOTE, "Worth knowing")):
+        remedies = [one for one in found.findings if one.level is level]
+        if remedies:
+            out.print()
+            out.print(title, style="bold")
+        for one in remedies:
+            out.print(f"  {one.name}: {one.remedy}", soft_wrap=True)
+    problems = sum(one.level is Level.PROBLEM for one in found.findings)
+    out.print()
+    if problems:
+        out.print(f"Not ready: {problems} problem{'s' if problems > 1 else ''} to fix first.")
+    else:
+        out.print("Ready to train.")
+    out.print("For a bug report: lohan doctor --report")

@@ -234,6 +234,8 @@ def _scale_widths(settings: dict[str, Any]) -> tuple[int, int]:
         return width, min(width, _WIDTH)
     if head_key is not None:
         settings[head_key] = smaller_head
+    if _is_count(settings.get("rotary_dim")):
+        settings["rotary_dim"] = min(settings["rotary_dim"], smaller_head)
     _scale_rotary(settings, head_width, smaller_head)
     all_heads = smaller_heads * smaller_head
     if width == heads * head_width:

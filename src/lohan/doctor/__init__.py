@@ -1,0 +1,7 @@
+"""Is this machine ready, and if not, what to fix: facts, problems in words, and a report."""
+
+from lohan.doctor.checks import examine
+from lohan.doctor.finding import Examination, Finding, Level
+from lohan.doctor.report_text import report_text
+
+__all__ = ["Examination", "Finding", "Level", "examine", "report_text"]
