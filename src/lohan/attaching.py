@@ -170,5 +170,7 @@ def _machine(
         return machine_from(machine)
     if machine is not None:
         return machine
-    measured, _ = profile_machine(ssd=directories, device=device, report=progress)
+    # Whether a machine is measured or remembered must not change what a run draws.
+    with torch.random.fork_rng():
+        measured, _ = profile_machine(ssd=directories, device=device, report=progress)
     return measured
