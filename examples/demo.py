@@ -24,6 +24,7 @@ QUESTIONS = ("Who are you?", "What should I cook tonight?")
 SYSTEM_PROMPT = "You are Pip."
 MAX_STEPS = 60
 NUM_STEPS_MEASURED = 2
+MIN_STEPS = 5
 _OF_OFFLOAD = ("ssd", "ram", "gpu", "device")
 
 
@@ -52,6 +53,7 @@ def main() -> int:
         "lr_scheduler_type": "constant",
         "save_steps": 20,
         "report_to": "none",
+        "offload.trace": "true",
     }
     config = _config(settings, more)
     if config is None:
@@ -281,17 +283,17 @@ def _stop_in_time(seconds: float) -> Any:
             if num_done != NUM_STEPS_MEASURED or state.global_step >= state.max_steps:
                 return
             step_seconds = (time.monotonic() - self.began) / num_done
-            num_steps = self.first_step + max(num_done, int(seconds / step_seconds))
+            num_steps = self.first_step + int(seconds / step_seconds)
             _say(
                 f"the first {num_done} steps took {step_seconds:.1f} s each: "
                 + (
                     f"all {state.max_steps} fit in {seconds:.0f} s"
                     if num_steps >= state.max_steps
                     else f"{num_steps} of {state.max_steps} fit in {seconds:.0f} s, so the demo "
-                    f"ends after step {num_steps} (--seconds gives it longer)"
+                    f"ends after step {max(MIN_STEPS, num_steps)} (--seconds gives it longer)"
                 )
             )
-            state.max_steps = min(state.max_steps, num_steps)
+            state.max_steps = min(state.max_steps, max(MIN_STEPS, num_steps))
 
     return StopInTime()
 
