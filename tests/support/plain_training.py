@@ -57,6 +57,9 @@ class ComeAndGo:
             self._bound[needed] = self.home[needed].clone()
             self.sets[needed].bind(self._bound[needed])
 
+    def recomputed(self, segment: BlockId) -> None:
+        """Nothing leaves between a block's re-run and its backward."""
+
     def after(self, segment: BlockId, phase: Phase, gradients: SegmentGradients | None) -> None:
         for needed, flat in self._bound.items():
             self.sets[needed].release()

@@ -19,8 +19,10 @@ from lohan.ssd import (
     DriveSettings,
     IoEngine,
     IoFile,
+    LinkRates,
     MemoryEngine,
     NativeEngine,
+    PacedEngine,
 )
 
 PAGE = 4096
@@ -29,6 +31,10 @@ MAKERS: dict[str, Callable[[], IoEngine]] = {
     "io_uring": lambda: NativeEngine(is_uring=True),
     "threads": lambda: NativeEngine(is_uring=False),
     "memory": MemoryEngine,
+    "paced": lambda: PacedEngine(
+        NativeEngine(is_uring=False),
+        LinkRates(read_bytes_per_second=1e11, write_bytes_per_second=1e11, is_duplex=False),
+    ),
 }
 NATIVE = ("io_uring", "threads")
 

@@ -210,7 +210,9 @@ class CudaDevice:
                     "sequences",
                 ) from error
 
-    def charge(self, *, num_flops: float = 0.0, num_bytes: float = 0.0) -> None:
+    def charge(
+        self, *, num_flops: float = 0.0, num_bytes: float = 0.0, fixed_seconds: float = 0.0
+    ) -> None:
         """Do nothing: this device has a speed of its own."""
 
     def record(self) -> Event:

@@ -134,10 +134,14 @@ class Device(Protocol):
         device runs out.
         """
 
-    def charge(self, *, num_flops: float = 0.0, num_bytes: float = 0.0) -> None:
+    def charge(
+        self, *, num_flops: float = 0.0, num_bytes: float = 0.0, fixed_seconds: float = 0.0
+    ) -> None:
         """Say how much was computed since the last charge, for devices that emulate a speed.
 
         Call it inside `compute`, after the work; the finer the pieces, the truer the emulation.
+        `fixed_seconds` is what the emulated system adds to the piece; a real device ignores it, and
+        so does an emulated one whose compute has no rate.
         """
 
     def record(self) -> Event:

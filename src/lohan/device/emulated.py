@@ -74,13 +74,15 @@ class _ComputeQueue:
         with self._lock:
             self._piece_start_seconds = max(self._piece_start_seconds, seconds)
 
-    def charge(self, num_flops: float, num_bytes: float) -> None:
+    def charge(self, num_flops: float, num_bytes: float, fixed_seconds: float) -> None:
         """End a piece of work: it takes the time it took, or the time it would take if longer."""
         flops_rate, bytes_rate = self._rates.flops_per_second, self._rates.memory_bytes_per_second
         charged_seconds = max(
             num_flops / flops_rate if flops_rate is not None else 0.0,
             num_bytes / bytes_rate if bytes_rate is not None else 0.0,
         )
+        if flops_rate is not None:
+            charged_seconds += fixed_seconds
         with self._lock:
             due_seconds = self._piece_start_seconds + charged_seconds
             self._piece_start_seconds = max(due_seconds, self._clock.now_seconds())
@@ -215,9 +217,11 @@ class EmulatedDevice:
         with CountedCompute(self._book):
             yield
 
-    def charge(self, *, num_flops: float = 0.0, num_bytes: float = 0.0) -> None:
+    def charge(
+        self, *, num_flops: float = 0.0, num_bytes: float = 0.0, fixed_seconds: float = 0.0
+    ) -> None:
         """Advance the clock of compute. Never blocks: events and waits are what become later."""
-        self._compute.charge(num_flops, num_bytes)
+        self._compute.charge(num_flops, num_bytes, fixed_seconds)
 
     def record(self) -> Event:
         """Return the point at which what was charged so far is over."""

@@ -74,10 +74,12 @@ def attach_engine(
     drive_weights: Sequence[float] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     owns_device: bool = False,
+    update_parameters_per_second: float | None = None,
 ) -> Engine:
     """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`.
 
     `master_format` is the policy's unless given; a function as policy gets split ones where it can.
+    `update_parameters_per_second` holds CPU updates back to a rate, for emulated machines.
     """
     nonfinite_policy = _nonfinite(nonfinite)
     _check_optimizer(model, optimizer)
@@ -178,6 +180,7 @@ def attach_engine(
             drive_weights=drive_weights,
             chunk_bytes=chunk_bytes,
             owns_device=owns_device,
+            update_parameters_per_second=update_parameters_per_second,
             is_new=is_new,
         )
         engine = Engine(setup, optimizer, is_tracing=is_tracing)

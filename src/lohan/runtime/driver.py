@@ -6,6 +6,7 @@ call `action`.
 """
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -40,7 +41,9 @@ class StepDriver:
         activations: SwappedActivations,
         updates: Updates,
         names: Mapping[BlockId, str],
+        update_parameters_per_second: float | None = None,
     ) -> None:
+        """With a rate, updates take at least as long as they would at it: emulated machines."""
         self._planned, self._device, self._names = planned, device, names
         self._weights, self._gradients = weights, gradients
         self._activations, self._updates = activations, updates
@@ -48,8 +51,8 @@ class StepDriver:
         self._tasks: deque[Task] = deque()
         self._visit: contextlib.ExitStack | None = None
         self._current: Task | None = None
-        self._pass = 0
-        self._passed_flops: dict[BlockId, int] = {}
+        self._update_rate = update_parameters_per_second
+        self._passed: dict[BlockId, Task] = {}
         self.lanes: LaneExecutor | None = None
 
     # Lanes -------------------------------------------------------------------------------------
@@ -64,7 +67,11 @@ class StepDriver:
     def _compute(self, task: Task, compute: Compute) -> None:
         record = self._records[task.step]
         if compute.kind is ComputeKind.UPDATE:
+            started = time.monotonic()
             self._updates.compute(task, record)
+            if self._update_rate is not None:
+                due = started + compute.num_parameters / self._update_rate
+                time.sleep(max(0.0, due - time.monotonic()))
         elif compute.kind is ComputeKind.NORM:
             record.finish_norm(self._names)
         else:
@@ -97,12 +104,12 @@ class StepDriver:
     def begin(self, tasks: Sequence[Task], step: int, record: StepRecord | None) -> None:
         """A pass begins whose tasks have been submitted."""
         assert not self._tasks, "the pass before has not ended"
-        self._pass = step
         if record is not None:
             self._records[step] = record
             # Updates of a step end before the backward pass of the next one does.
             for old in [number for number in self._records if number < step - 2]:
                 del self._records[old]
+        self._passed.clear()
         self._tasks.extend(task for task in tasks if task.lane is Lane.GPU)
 
     def end(self) -> None:
@@ -119,13 +126,7 @@ class StepDriver:
         """Bring a segment's weights: wait for the tasks in front of its work."""
         kind = ComputeKind.FORWARD if phase is Phase.FORWARD else ComputeKind.BACKWARD
         self._catch_up(kind, segment)
-        task = self._tasks.popleft()
-        assert self.lanes is not None
-        self._visit, self._current = contextlib.ExitStack(), task
-        self._visit.enter_context(self.lanes.drive(task))
-        # The device's clock of compute goes on from here: it has waited, not worked.
-        with self._device.compute():
-            pass
+        task = self._enter_next()
         if phase is Phase.FORWARD:
             self._open_areas(task)
         pass_name = "backward" if phase is Phase.BACKWARD else "forward"
@@ -136,11 +137,11 @@ class StepDriver:
 
     def after(self, segment: BlockId, phase: Phase, gradients: SegmentGradients | None) -> None:
         """A segment has run: its weights may go, its gradients leave."""
+        self.recomputed(segment)
         task, visit = self._current, self._visit
         assert task is not None
         assert visit is not None
-        self._charge(task, phase)
-        self._device.wait(self._device.record())
+        self._charge(task)
         self._weights.release(
             segment, "backward" if phase is Phase.BACKWARD else "forward", task.step
         )
@@ -151,18 +152,44 @@ class StepDriver:
         self._visit = self._current = None
         visit.close()
 
+    def recomputed(self, segment: BlockId) -> None:
+        """The re-run of a block is a task of its own: its backward, which needs room for
+        gradients, begins here. Does nothing if it has begun, or was not recomputed at all."""
+        task, visit = self._current, self._visit
+        if task is None or visit is None or _kind(task) is not ComputeKind.RECOMPUTE:
+            return
+        self._charge(task)
+        visit.close()
+        self._enter_next()
+
     def gradient_buffer(self, segment: BlockId, num_bytes: int) -> torch.Tensor:
         """Memory for a segment's gradients, as its task has leased it."""
+        self.recomputed(segment)
         task = self._current
         assert task is not None
         lease = next(one for one in task.leases if one.pool == "gradients")
         return self._gradients.buffer(segment, task.step, lease, num_bytes)
 
+    def _enter_next(self) -> Task:
+        """Wait until the next task of the pass may run, and begin it."""
+        task = self._tasks.popleft()
+        assert self.lanes is not None
+        self._visit, self._current = contextlib.ExitStack(), task
+        self._visit.enter_context(self.lanes.drive(task))
+        # The device's clock of compute goes on from here: it has waited, not worked.
+        with self._device.compute():
+            pass
+        return task
+
     def _catch_up(self, kind: ComputeKind, block: BlockId) -> None:
-        """Pass over tasks whose segments are not visited: recomputation is part of the backward
-        visit, the head's forward of its turn, and a frozen beginning has no backward at all."""
-        while self._tasks and (self._tasks[0].block, _kind(self._tasks[0])) != (block, kind):
-            self._pass_over(self._tasks[0])
+        """Pass over tasks whose segments are not visited: the head's forward is part of its turn,
+        and a frozen beginning has no backward at all. A backward visit begins with its re-run."""
+        wanted = {kind, ComputeKind.RECOMPUTE} if kind is ComputeKind.BACKWARD else {kind}
+        while self._tasks:
+            first = self._tasks[0]
+            if first.block == block and _kind(first) in wanted:
+                break
+            self._pass_over(first)
         if not self._tasks:
             raise ScheduleError(
                 f"the model visits {self._names[block]} for {kind}, which the schedule has passed",
@@ -173,7 +200,8 @@ class StepDriver:
     def _pass_over(self, task: Task) -> None:
         assert self.lanes is not None
         self._tasks.popleft()
-        self._passed_flops[task.block] = _compute(task).flops
+        if _kind(task) is ComputeKind.FORWARD:
+            self._passed[task.block] = task
         with self.lanes.drive(task):
             if _kind(task) is ComputeKind.BACKWARD:
                 self._weights.release(task.block, "backward", task.step)
@@ -186,13 +214,13 @@ class StepDriver:
             if lease.pool in ("swapped", "spilling"):
                 self._activations.open_area(task.block, lease, slack)
 
-    def _charge(self, task: Task, phase: Phase) -> None:
-        """Say what was computed, for devices that emulate a speed."""
-        flops = _compute(task).flops
-        if phase is not Phase.FORWARD:
-            # Recomputation, or the forward of the turn, was part of this visit.
-            flops += self._passed_flops.pop(task.block, 0)
-        self._device.charge(num_flops=flops)
+    def _charge(self, task: Task) -> None:
+        """Say what was computed, for devices that emulate a speed; wait until it is."""
+        # The forward of the turn was part of this visit.
+        passed = self._passed.pop(task.block, None)
+        for one in (task, passed) if passed is not None else (task,):
+            self._device.charge(num_flops=_compute(one).flops, fixed_seconds=one.fixed_seconds)
+        self._device.wait(self._device.record())
 
 
 def _compute(task: Task) -> Compute:

@@ -79,6 +79,8 @@ class RunSetup:
     drive_weights: Sequence[float] | None = None
     chunk_bytes: int = CHUNK_BYTES
     owns_device: bool = True
+    update_parameters_per_second: float | None = None
+    """Updates are held back to this rate; for emulated machines."""
     is_new: bool = True
     draws: DrawLedger = field(default_factory=DrawLedger)
     _residents: list[Collection[TensorKind]] = field(default_factory=list)

@@ -139,6 +139,7 @@ def start_running(
         activations=activations,
         updates=updates,
         names=names,
+        update_parameters_per_second=setup.update_parameters_per_second,
     )
     lanes = LaneExecutor(
         dict.fromkeys(THREADED_LANES, driver.action),

@@ -201,6 +201,7 @@ class BlockRunner:
         pending: PendingGradients,
         choices: BlockChoices,
         should_check: bool,
+        on_recomputed: Callable[[], None],
     ) -> None:
         """Run the block again with its graph and send gradients into its inputs and parameters.
 
@@ -208,7 +209,7 @@ class BlockRunner:
         """
         arrived = [pending.take(edge) if edge is not None else None for edge in visit.exits]
         if any(gradient is not None for gradient in arrived):
-            self._run_again(visit, pending, arrived, choices, should_check)
+            self._run_again(visit, pending, arrived, choices, should_check, on_recomputed)
         self.drop(visit)
 
     def drop(self, visit: BlockVisit) -> None:
@@ -226,6 +227,7 @@ class BlockRunner:
         arrived: list[torch.Tensor | None],
         choices: BlockChoices,
         should_check: bool,
+        on_recomputed: Callable[[], None],
     ) -> None:
         delivered: dict[Edge, torch.Tensor] = {}
         entered: dict[ActivationKey, torch.Tensor] = {}
@@ -255,6 +257,7 @@ class BlockRunner:
             gradients = [gradient for _, gradient in roots]
             # From here on only the graph holds the outputs, and only the engine the gradients.
             del raw, args, kwargs, roots, arrived
+            on_recomputed()
             torch.autograd.backward(tensors, gradients)
         for edge, gradient in delivered.items():
             pending.put(edge, gradient)

@@ -29,6 +29,9 @@ class SegmentHooks(Protocol):
     def before(self, segment: BlockId, phase: Phase) -> None:
         """Every parameter in `Segment.used` must be in place when this returns."""
 
+    def recomputed(self, segment: BlockId) -> None:
+        """A block has run again for one micro-batch, and goes backward next."""
+
     def after(self, segment: BlockId, phase: Phase, gradients: SegmentGradients | None) -> None:
         """Weights may leave. After backward (or the turn) the segment's gradients are complete,
         and their buffer belongs to the callee; None if it has no trainable parameter."""

@@ -236,6 +236,7 @@ class Passes:
                     pending=micro_batch.pending,
                     choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
                     should_check=micro_batch is self._micro_batches[0],
+                    on_recomputed=lambda: self._hooks.recomputed(segment.id),
                 )
             finally:
                 self._current = None
