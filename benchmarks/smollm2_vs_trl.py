@@ -31,6 +31,21 @@ from support.plain_engine import MasterAdamW  # noqa: E402
 ROWS = ROOT / "examples" / "data" / "lighthouse.jsonl"
 
 
+class AdamWFromFile(MasterAdamW):
+    """Masters begin as the file has them, not as the bf16 weights made of it."""
+
+    first: dict[torch.nn.Parameter, torch.Tensor]
+
+    def step(self, closure: Any = None) -> None:
+        """Fill the states at the first step: accelerate casts those it finds to bf16."""
+        for parameter, tensor in self.first.items():
+            flat = tensor.float().reshape(-1).clone()
+            zeros = torch.zeros_like(flat)
+            self.state[parameter] = {"master": flat, "m": zeros, "v": zeros.clone()}
+        self.first = {}
+        super().step(closure)
+
+
 def arguments(out: pathlib.Path, num_steps: int) -> trl.SFTConfig:
     return trl.SFTConfig(
         output_dir=str(out),
@@ -105,12 +120,11 @@ def run_trl(source: Any, tokenizer: Any, folder: pathlib.Path, words: Any) -> di
             for own, old in list(module._parameters.items()):
                 if old is parameter:
                     module._parameters[own] = fresh
-    masters = dict(given)
     args = arguments(folder / "out", words.steps)
     trainer = trl.SFTTrainer(model, args, train_dataset=rows(), processing_class=tokenizer)
     decayed = set(trainer.get_decay_parameter_names(model))
     named = list(model.named_parameters())
-    optimizer = MasterAdamW(
+    optimizer = AdamWFromFile(
         [
             {"params": [p for n, p in named if n in decayed], "weight_decay": args.weight_decay},
             {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
@@ -119,13 +133,7 @@ def run_trl(source: Any, tokenizer: Any, folder: pathlib.Path, words: Any) -> di
         betas=(args.adam_beta1, args.adam_beta2),
         eps=args.adam_epsilon,
     )
-    for name, parameter in named:  # masters begin as the file has them, not as bf16
-        flat = masters[name].float().reshape(-1).clone()
-        optimizer.state[parameter] = {
-            "master": flat,
-            "m": torch.zeros_like(flat),
-            "v": torch.zeros_like(flat),
-        }
+    optimizer.first = {parameter: given[name] for name, parameter in named}
     trainer.optimizer = optimizer
     begin = time.monotonic()
     trainer.train()
