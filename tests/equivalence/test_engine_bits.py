@@ -162,3 +162,14 @@ def test_frozen_parameters_stay_and_the_others_have_the_same_bits(
     outcome, expected = run_case(case, tmp_path, prepare=freeze)
     assert_same(outcome, expected, norms=max_grad_norm is not None)
     assert set(outcome.moments) == set(expected.masters)
+
+
+@pytest.mark.parametrize("spills", [False, True])
+def test_pieces_of_updates_that_overtake_each_other_change_no_bit(
+    spills: bool, tmp_path: Path
+) -> None:
+    """Many steps without a pause: lanes run ahead of each other in ever other ways."""
+    check(
+        EngineCase(residents=False, spills=spills, num_parts=2, num_steps=30, device="emulated"),
+        tmp_path,
+    )

@@ -1,6 +1,7 @@
 """Random plans as schedules: they settle, are proven, keep their pools, balance their bytes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -320,3 +321,31 @@ def test_copies_between_gpu_and_ram_are_weights_gradients_and_activations(
     assert moved(schedule, Lane.GPU_TO_RAM, {TensorKind.G16}) == gradients
     assert moved(schedule, Lane.GPU_TO_RAM, A16) == swapped * copies
     assert moved(schedule, Lane.RAM_TO_GPU, A16) == swapped * copies
+
+
+def pieces_in_turn(tasks: list[Task]) -> bool:
+    """Whether each piece of something comes after the piece before it, whatever takes how long."""
+    pieces: dict[object, list[Task]] = {}
+    for task in tasks:
+        what, _, label = task.part.rpartition(" ")
+        # Those of drives lease each for itself; a sum over ranks leases nothing.
+        is_alone = task.lane in (Lane.SSD_READ, Lane.SSD_WRITE)
+        if "/" in label and not is_alone and task.action.kind is not ComputeKind.REDUCE:
+            key = (task.lane, task.block, task.step, task.action.kind, what)
+            pieces.setdefault(key, []).append(task)
+    return all(
+        before.id in after.after
+        for found in pieces.values()
+        for before, after in zip(found, found[1:], strict=False)
+    )
+
+
+def test_pieces_that_share_a_lease_keep_their_order() -> None:
+    """The first piece takes what all of them use, and the last gives it back."""
+    num_in_pieces = 0
+    for seed in OURS:
+        plan, _ = random_plan(seed, policy="lohan+")
+        schedule = build_schedule(replace(plan, num_update_parts=3), num_steps=NUM_STEPS)
+        num_in_pieces += any("/" in task.part for task in schedule.tasks)
+        assert pieces_in_turn(list(schedule.tasks)), seed
+    assert num_in_pieces > 20

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lohan.errors import ScheduleError
 from lohan.optimizer import PlainState, SplitState, convert, update_plain, update_split
 from lohan.runtime.gradient_moves import GradientMoves
 from lohan.runtime.memory import LeaseBook
@@ -56,6 +57,7 @@ class Updates:
         self._in_flight: dict[Piece, _InFlight] = {}
         self._fresh: dict[tuple[BlockId, int], Buffer] = {}
         self._num_left: dict[tuple[BlockId, int], int] = {}
+        self._num_begun: dict[tuple[BlockId, int], int] = {}
         self._lock = threading.Lock()
 
     # SSD -> RAM --------------------------------------------------------------------------------
@@ -68,7 +70,7 @@ class Updates:
             return
         flight = self._open(task.leases[0], block, step, number)
         tickets: list[StoreTicket] = []
-        spilled: StoreTicket | None = None
+        spilled: list[StoreTicket] = []
         try:
             for part in flight.offsets:
                 if part is Part.P16 and not self._reads_weights(block, step):
@@ -85,13 +87,16 @@ class Updates:
                     )
                 )
             if flight.gradient_offset is not None:
-                spilled = self._gradients.start_read(
-                    block, step, number, flight.buffer, flight.gradient_offset
+                spilled.append(
+                    self._gradients.start_read(
+                        block, step, number, flight.buffer, flight.gradient_offset
+                    )
                 )
         finally:
-            wait_for(self._store, tickets)
-        if spilled is not None:
-            self._gradients.finish_read(spilled)
+            try:
+                wait_for(self._store, tickets)
+            finally:
+                self._gradients.finish_reads(spilled)
 
     def _open(self, lease: Lease, block: BlockId, step: int, number: int) -> _InFlight:
         """Lay the parts of a piece out in one buffer."""
@@ -125,11 +130,10 @@ class Updates:
         block, step, number = piece_of(task)
         begin, end = self._range(block, number)
         count = self._num_pieces[block]
-        with self._lock:
-            is_first = (block, step) not in self._num_left
-            if is_first:
+        self._refuse_disorder(task, number, count)
+        if number == 0:
+            with self._lock:
                 self._num_left[block, step] = count
-        if is_first:
             self._store.begin_update(block)
         fresh_lease = next((one for one in task.leases if one.pool == "fresh"), None)
         if fresh_lease is not None:
@@ -148,6 +152,20 @@ class Updates:
             self._fresh.pop((block, step), None)
         if not self._is_written(block):
             self._end_piece(block, step)
+
+    def _refuse_disorder(self, task: Task, number: int, count: int) -> None:
+        """The first piece takes what all need and the last gives it back."""
+        key = (task.block, task.step)
+        if number != self._num_begun.get(key, 0):
+            raise ScheduleError(
+                f"piece {number + 1} of {count} of the update of block {task.block} in step "
+                f"{task.step} came out of turn",
+                why="the gradient and the new weights belong to all pieces, from first to last",
+                remedy="report this schedule; it is a mistake of lohan",
+            )
+        self._num_begun[key] = number + 1
+        if number == count - 1:
+            del self._num_begun[key]
 
     def _update(self, block: BlockId, step: int, number: int, record: StepRecord) -> None:
         begin, end = self._range(block, number)
@@ -276,6 +294,7 @@ class Updates:
         self._in_flight.clear()
         self._fresh.clear()
         self._num_left.clear()
+        self._num_begun.clear()
 
     def _is_written(self, block: BlockId) -> bool:
         """Whether a write task follows the computation of each piece."""

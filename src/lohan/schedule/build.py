@@ -240,7 +240,8 @@ class _StepBuilder:
                     Lane.RAM_TO_GPU,
                     block,
                     Move(TensorKind.P16, Tier.RAM, Tier.GPU, nbytes * self._weight_copies),
-                    after=[ready[number]] if pieces else ready,
+                    # The first piece leases for all, the last gives back: they keep their order.
+                    after=[ready[number], *copies[-1:]] if pieces else ready,
                     leases=self._weight_lease(block, part) if number == 0 else (),
                     returns=returns if number == max(1, len(pieces)) - 1 else (),
                     part=f"{part} {number + 1}/{len(pieces)}" if len(pieces) > 1 else part,

@@ -64,18 +64,21 @@ class GradientTasks:
         is_gathered = rates.shares_host_link and not rates.partitions_over_gpus
         copies = self._plan.num_gpus if is_gathered else 1
         pieces = piece_bytes(self._plan, block) or (nbytes,)
+        before: list[TaskId] = []
         for number, one_bytes in enumerate(pieces):
             label = f"{number + 1}/{len(pieces)}" if len(pieces) > 1 else ""
             task = self._writer.write(
                 Lane.GPU_TO_RAM,
                 block,
                 Move(TensorKind.G16, Tier.GPU, Tier.RAM, one_bytes * copies),
-                after=[computed],
+                # The first piece leases for all, the last gives back: they keep their order.
+                after=[computed, *before],
                 leases=waiting if number == 0 else (),
                 returns=self.on_gpu(block, step) if number == len(pieces) - 1 else (),
                 priority=(FOR_STATES,),
                 part=label,
             )
+            before = [task]
             if self._plan.num_gpus > 1 and not rates.partitions_over_gpus:
                 count = one_bytes // self._plan.shape.dtype_bytes * (self._plan.num_gpus - 1)
                 reduce = Compute(ComputeKind.REDUCE, num_parameters=count)

@@ -181,8 +181,7 @@ class UpdateTasks:
             for kind, nbytes in by_kind.items()
             if self._plan.home_of(block, kind) is Tier.SSD
         }
-        written = sum(stored.values())
-        read: float = written
+        read: float = (written := sum(stored.values()))
         if not state.needs_weights_to_update or block in self._held:
             read -= stored.get(TensorKind.P16, 0)
         if self._system.spills_gradients:
@@ -218,6 +217,8 @@ class UpdateTasks:
             nbytes = max(read_bytes, written_bytes)
             slot = Lease("states", f"{block} {number} s{update.step}", nbytes)
             after = [*self._gradients_of_part(update, number, len(parts)), *update.norm]
+            if self._system.update_tier is Tier.RAM:
+                after += updated[-1:]  # The first part leases for all, the last gives back.
             if read_bytes:
                 read = self._writer.write(
                     Lane.SSD_READ,
@@ -273,8 +274,7 @@ class UpdateTasks:
         self, update: _Update, slot: Lease, part: int, has_read: bool, written_bytes: int
     ) -> tuple[Lease, ...]:
         """What the computation of one part needs beside what its read has leased."""
-        leases: tuple[Lease, ...] = (slot,) if written_bytes and not has_read else ()
-        block = update.block
+        block, leases = update.block, (slot,) if written_bytes and not has_read else ()
         # After the last step no forward pass takes the weights: they only go to their home.
         comes_fresh = (
             part == 0
@@ -286,7 +286,7 @@ class UpdateTasks:
         if comes_fresh:
             nbytes = self._trained[block] * self._system.state.weights_bytes
             self._fresh[block] = Lease("fresh", f"{block} s{update.step}", nbytes)
-            leases += (self._fresh[block],)
+            return (*leases, self._fresh[block])
         return leases
 
     def _returns(
@@ -294,8 +294,8 @@ class UpdateTasks:
     ) -> tuple[Lease, ...]:
         """What the computation of one part gives back: all but what is still to be written."""
         block = update.block
-        has_slot = bool(self._bytes_per_parameter(block)[0])
-        returns: tuple[Lease, ...] = (slot,) if has_slot and not written_bytes else ()
+        is_only_read = not written_bytes and self._bytes_per_parameter(block)[0]
+        returns: tuple[Lease, ...] = (slot,) if is_only_read else ()
         if not is_last:
             return returns
         if not self._system.spills_gradients:
@@ -367,11 +367,11 @@ class UpdateTasks:
                 priority=self._priority(update),
                 step=update.step,
             )
-        state_bytes = num_parameters * system.state.stored_bytes
+        nbytes = num_parameters * system.state.stored_bytes
         up = writer.write(
             Lane.RAM_TO_GPU,
             block,
-            Move(TensorKind.OS32, Tier.RAM, Tier.GPU, state_bytes),
+            Move(TensorKind.OS32, Tier.RAM, Tier.GPU, nbytes),
             after=after,
             leases=leases,
             part=label,
@@ -392,7 +392,7 @@ class UpdateTasks:
         return writer.write(
             Lane.GPU_TO_RAM,
             block,
-            Move(TensorKind.OS32, Tier.GPU, Tier.RAM, state_bytes),
+            Move(TensorKind.OS32, Tier.GPU, Tier.RAM, nbytes),
             after=[compute],
             returns=returns,
             part=label,
