@@ -19,12 +19,14 @@ from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.engine import COUNTERS_KEY, Engine
 from lohan.runtime.loss import Progress
 from lohan.runtime.planning import Budgets, Policy, master_format_of, plan_run
+from lohan.runtime.results import RunCounters
 from lohan.runtime.run_setup import (
     RunSetup,
     compute_format_of,
     initial_tensors,
     lay_out,
     open_run,
+    refuse_meta_buffers,
     take_model_out,
 )
 from lohan.runtime.segments import LossFunction
@@ -84,6 +86,8 @@ def attach_engine(
     nonfinite_policy = _nonfinite(nonfinite)
     _check_optimizer(model, optimizer)
     compute_format = compute_format_of(model)
+    refuse_meta_buffers(model)
+    _check_counters(counters)
     dtype = torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16
     tell: Callable[[str], None] = progress if progress is not None else _silent
     scratch = min(_MOST_SCRATCH_BYTES, max(_LEAST_SCRATCH_BYTES, ram_bytes // 64))
@@ -217,6 +221,17 @@ def _nonfinite(text: str) -> NonFinitePolicy:
             f"nonfinite is {text!r}",
             why="it says what happens when gradients are infinite or NaN",
             remedy='write "stop" or "skip"',
+        ) from None
+
+
+def _check_counters(counters: Mapping[str, Any] | None) -> None:
+    try:
+        RunCounters().take(counters or RunCounters().to_json())
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the counters to go on from are not those of an engine ({error!r})",
+            why="updates go on counting where the copied ones stopped",
+            remedy="pass what `Engine.counters` gave when the states were copied",
         ) from None
 
 

@@ -13,11 +13,12 @@ from typing import Any, Self
 
 import torch
 
+from lohan.errors import OutOfSpace
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.plan import Plan
 from lohan.runtime.lane_load import LaneLoad
 from lohan.runtime.loss import LossScale, loss_weights, num_tokens, weighted
-from lohan.runtime.planning import PlannedRun, kinds_in_ram, seconds_of
+from lohan.runtime.planning import PlannedRun, seconds_of
 from lohan.runtime.profiling import ProfilingStep
 from lohan.runtime.results import RunCounters, Sealed, StepResult, closed_error, failed_error
 from lohan.runtime.run_setup import RunSetup
@@ -324,20 +325,18 @@ class Engine:
 
     def _plan_for(self, batches: list[Any]) -> RunningPlan:
         sizes = sizes_of(batches)
-        if self._running is not None and self._running.planned.sizes.covers(sizes):
-            return self._running
-        fixed = None
         if self._running is not None:
+            if self._running.planned.sizes.covers(sizes):
+                return self._running
             sizes = self._running.planned.sizes.with_room_for(sizes)
-            fixed = self._running.planned.plan.blocks
             with self._failing_for_good():
                 self._flush(self._running)
-        setup = self._setup
-        setup.tell(f"planning for {sizes}")
-        planned = setup.plan(setup.traced.shape(sizes, batches[0]), sizes, fixed)
+        (setup := self._setup).tell(f"planning for {sizes}")
+        planned = setup.plan(setup.traced.shape(sizes, batches[0]), sizes)
         self._stop_running(should_finish=True)
-        if fixed is None:
-            setup.make_residents(kinds_in_ram(planned.plan))
+        if setup.residents is None:
+            with self._failing_for_good():
+                setup.make_residents(planned.plan)
         return self._run_plan(planned)
 
     def _run_plan(self, planned: PlannedRun) -> RunningPlan:
@@ -360,11 +359,15 @@ class Engine:
         self._prediction = None
         if callable(setup.policy):
             return
-        planned = setup.plan(before.plan.shape, before.sizes, before.plan.blocks)
+        planned = setup.plan(before.plan.shape, before.sizes)
         if planned.seconds < _CLEARLY_FASTER * seconds_of(before.plan, refined):
             self._flush(running)
             self._stop_running(should_finish=True)
-            self._run_plan(planned)
+            try:
+                self._run_plan(planned)
+            except OutOfSpace:
+                # A plan that only would be faster must not end the run.
+                self._run_plan(running.planned)
 
     def _stop_running(self, *, should_finish: bool) -> None:
         running, self._running = self._running, None

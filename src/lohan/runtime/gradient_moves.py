@@ -20,7 +20,7 @@ from lohan.runtime.memory import LeaseBook, whole_pages
 from lohan.runtime.segments import SegmentGradients
 from lohan.runtime.step_record import NonFinitePolicy, StepRecord, nonfinite_error
 from lohan.runtime.weight_map import position_cuts
-from lohan.runtime.weight_moves import RamSpan, over, part_of
+from lohan.runtime.weight_moves import RamSpan, over, part_of, wait_for
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
 from lohan.store import ActivationKey, ActivationStore, StateLayout, StoreTicket
@@ -121,19 +121,20 @@ class GradientMoves:
         if gradient.in_ram is None:
             return
         assert self._spill is not None
-        tickets = []
-        for number, (begin, end) in enumerate(self._pieces(task.block)):
-            if begin < end:
-                tickets.append(
-                    self._spill.start_put(
-                        _key(task.block, task.step, number),
-                        gradient.in_ram,
-                        2 * (end - begin),
-                        offset_bytes=2 * begin,
+        tickets: list[StoreTicket] = []
+        try:
+            for number, (begin, end) in enumerate(self._pieces(task.block)):
+                if begin < end:
+                    tickets.append(
+                        self._spill.start_put(
+                            _key(task.block, task.step, number),
+                            gradient.in_ram,
+                            2 * (end - begin),
+                            offset_bytes=2 * begin,
+                        )
                     )
-                )
-        for ticket in tickets:
-            self._spill.wait(ticket)
+        finally:
+            wait_for(self._spill, tickets)
         gradient.in_ram, gradient.is_spilled = None, True
 
     # What updates use --------------------------------------------------------------------------
@@ -163,13 +164,15 @@ class GradientMoves:
             priority=Priority.PREFETCH,
         )
 
-    def finish_read(self, ticket: StoreTicket) -> None:
-        """Wait for a piece, and give its place on SSD up."""
+    def finish_reads(self, tickets: list[StoreTicket]) -> None:
+        """Wait for pieces, and give their places on SSD up."""
+        if not tickets:
+            return
         assert self._spill is not None
-        self._spill.wait(ticket)
-        key = ticket.key
-        assert isinstance(key, ActivationKey)
-        self._spill.drop(key)
+        wait_for(self._spill, tickets)
+        for ticket in tickets:
+            assert isinstance(ticket.key, ActivationKey)
+            self._spill.drop(ticket.key)
 
     def values(self, block: BlockId, step: int, begin: int, end: int) -> torch.Tensor | None:
         """Positions [begin, end) of a gradient in RAM; None if it was spilled."""

@@ -76,7 +76,12 @@ class RamMemory:
             self._peak_bytes = max(self._peak_bytes, held)
         for buffer in gone:
             self._let_go(buffer)
-        buffer = self._pool.allocate(nbytes)
+        try:
+            buffer = self._pool.allocate(nbytes)
+        except BaseException:
+            with self._lock:
+                self._in_use_bytes -= nbytes
+            raise
         # Where the system refuses to pin, copies still work, only slower.
         with contextlib.suppress(HardwareError):
             self._device.pin(buffer.address, nbytes)

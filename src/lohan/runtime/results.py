@@ -89,7 +89,7 @@ class RunCounters:
         return {
             "num_steps": self.num_steps,
             "num_updates": self.num_updates,
-            "missed": self.missed,
+            "missed": dict(self.missed),
             "loss_scale": [scale.value, scale.num_good] if scale is not None else None,
         }
 

@@ -4,9 +4,10 @@ Owns opening and closing them in the right order, and undoing what fails half-wa
 the engine asks it for what a plan needs.
 """
 
+import contextlib
 import os
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,13 @@ import torch
 from torch.utils._pytree import tree_map
 
 from lohan.device.device import Device
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, HardwareError
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, PlannedRun, Policy, plan_run
+from lohan.runtime.planning import Budgets, PlannedRun, Policy, kinds_in_ram, plan_run
 from lohan.runtime.randomness import DrawLedger
 from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
 from lohan.runtime.slots import ParameterSet
@@ -44,7 +45,7 @@ from lohan.store import (
     open_states,
     parts_of_kinds,
 )
-from lohan.vocabulary import BlockId, TensorKind
+from lohan.vocabulary import BlockId
 
 _FORMATS = {
     torch.bfloat16: ComputeFormat.BF16,
@@ -83,7 +84,9 @@ class RunSetup:
     """Updates are held back to this rate; for emulated machines."""
     is_new: bool = True
     draws: DrawLedger = field(default_factory=DrawLedger)
-    _residents: list[Collection[TensorKind]] = field(default_factory=list)
+    residents: Sequence[BlockPlan] | None = None
+    """The blocks of the first plan: what they keep in RAM stays there from plan to plan."""
+    _pinned: list[int] = field(default_factory=list)
 
     @property
     def is_causal(self) -> bool:
@@ -127,10 +130,8 @@ class RunSetup:
             for batch in batches
         ]
 
-    def plan(
-        self, shape: ModelShape, sizes: BatchSizes, fixed: Sequence[BlockPlan] | None
-    ) -> PlannedRun:
-        """Plan steps of some sizes; `fixed` blocks' residents stay as they are.
+    def plan(self, shape: ModelShape, sizes: BatchSizes) -> PlannedRun:
+        """Plan steps of some sizes; what is resident by now stays so.
 
         Raises:
             DoesNotFit: no plan of the policy stays within the budgets.
@@ -144,12 +145,15 @@ class RunSetup:
             layout=self.store.layout,
             clips_gradients=self.waits_for_norm,
             shares_ram=self.device.shares_ram,
-            fixed_residents=fixed,
+            fixed_residents=self.residents,
         )
 
-    def make_residents(self, kinds: Sequence[Collection[TensorKind]]) -> None:
-        """Take the states a plan wants in RAM there. The last seal must be the newest state."""
-        parts = parts_of_kinds(self.store.layout, kinds)
+    def make_residents(self, plan: Plan) -> None:
+        """Take the states a plan wants in RAM there, once. The last seal must be the newest
+        state: what was updated since would be lost."""
+        assert self.residents is None, "states have been updated since the last seal"
+        self.residents = plan.blocks
+        parts = parts_of_kinds(self.store.layout, kinds_in_ram(plan))
         if not any(parts.values()):
             return
         self.tell("loading the states that stay in RAM")
@@ -164,7 +168,10 @@ class RunSetup:
             should_verify_reads=False,
         )
         for address, nbytes in self.store.resident_regions:
-            self.device.pin(address, nbytes)
+            # Where the system refuses to pin, copies still work, only slower.
+            with contextlib.suppress(HardwareError):
+                self.device.pin(address, nbytes)
+                self._pinned.append(address)
 
     def make_swap_file(self, plan: Plan) -> ActivationStore | None:
         """Room on SSD for swapped activations and gradients that spill; None if none do."""
@@ -203,15 +210,15 @@ class RunSetup:
 
     def close(self, *, should_delete: bool) -> None:
         """Let everything go; delete the run if asked."""
-        try:
-            self.store.close(should_delete=should_delete)
-        finally:
-            try:
-                self.run.close(should_delete=should_delete)
-            finally:
-                self.io.close()
-                if self.owns_device:
-                    self.device.close()
+        with contextlib.ExitStack() as stack:
+            # Backwards, and all of them, whichever fails.
+            if self.owns_device:
+                stack.callback(self.device.close)
+            stack.callback(self.io.close)
+            stack.callback(self.run.close, should_delete=should_delete)
+            stack.callback(self.store.close, should_delete=should_delete)
+            while self._pinned:
+                self.device.unpin(self._pinned.pop())
 
 
 def compute_format_of(model: torch.nn.Module) -> ComputeFormat:
@@ -232,6 +239,21 @@ def compute_format_of(model: torch.nn.Module) -> ComputeFormat:
     found_format = formats.pop()
     assert found_format is not None
     return found_format
+
+
+def refuse_meta_buffers(model: torch.nn.Module) -> None:
+    """Refuse a model some of whose buffers have no values.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    on_meta = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if on_meta:
+        raise ConfigError(
+            f"{len(on_meta)} buffers of the model are on the meta device, {on_meta[0]} the first",
+            why="their values (rotary frequencies, running means) are not known",
+            remedy="build the model with real buffers and parameters on meta",
+        )
 
 
 def lay_out(
@@ -260,12 +282,6 @@ def take_model_out(
             stand_in = torch.zeros((), dtype=dtype, device=parameter.device)
             parameter.data = stand_in.expand(parameter.shape)
     for buffer in model.buffers():
-        if buffer.is_meta:
-            raise ConfigError(
-                "the model has buffers on the meta device",
-                why="their values (rotary frequencies, running means) are not known",
-                remedy="build the model with real buffers and parameters on meta",
-            )
         if buffer.device != target:
             buffer.data = buffer.data.to(target)
     weights = map_weights(segments, layout, dtype)

@@ -3,6 +3,7 @@
 Owns their making in order and their end, after success and after failure. Used by the engine.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,18 +72,20 @@ class RunningPlan:
 
     def close(self, *, should_finish: bool) -> None:
         """End the lanes, after all tasks or after the one each is at, and let memory go."""
-        try:
-            self.lanes.close(should_finish=should_finish)
-        finally:
-            self.driver.abandon()
-            self.activations.clear()
-            self.gradients.clear()
-            self.updates.clear()
-            self.weights.clear()
-            self.book.clear()
+        with contextlib.ExitStack() as stack:
+            # Backwards, and all of them, whichever fails: memory goes when nothing can write to
+            # it any more, neither a lane nor a drive nor a copy of the device.
+            stack.callback(self.host.close)
+            stack.callback(self.book.clear)
+            stack.callback(self.weights.clear)
+            stack.callback(self.updates.clear)
+            stack.callback(self.gradients.clear)
+            stack.callback(self.activations.clear)
             if self.swap_file is not None:
-                self.swap_file.close()
-            self.host.close()
+                stack.callback(self.swap_file.close)
+            stack.callback(self.book.device.synchronize)
+            stack.callback(self.driver.abandon)
+            self.lanes.close(should_finish=should_finish)
 
 
 def start_running(
@@ -92,7 +95,24 @@ def start_running(
     recorder: Recorder,
     on_finish: Callable[[Task, float, float], None],
 ) -> RunningPlan:
-    """Make everything a plan needs, and start its lanes."""
+    """Make everything a plan needs, and start its lanes. What fails half-way is undone.
+
+    Raises:
+        OutOfSpace, StorageError: there is no room for what is swapped to SSD.
+    """
+    with contextlib.ExitStack() as undo:
+        running = _start(setup, planned, recorder, on_finish, undo)
+        undo.pop_all()
+    return running
+
+
+def _start(
+    setup: RunSetup,
+    planned: PlannedRun,
+    recorder: Recorder,
+    on_finish: Callable[[Task, float, float], None],
+    undo: contextlib.ExitStack,
+) -> RunningPlan:
     plan = planned.plan
     rolling = RollingSchedule(plan)
     layout, device = setup.store.layout, setup.device
@@ -102,7 +122,10 @@ def start_running(
         device,
     )
     book = LeaseBook(host, device)
+    undo.callback(host.close)
     swap_file = setup.make_swap_file(plan)
+    if swap_file is not None:
+        undo.callback(swap_file.close)
     names = {segment.id: segment.name for segment in setup.segments}
     weights = WeightMoves(
         store=setup.store,
@@ -148,6 +171,7 @@ def start_running(
         recorder=recorder,
         on_finish=on_finish,
     )
+    undo.callback(lanes.close, should_finish=False)
     driver.lanes = lanes
     model = SegmentedModel(
         setup.model,

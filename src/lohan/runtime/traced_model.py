@@ -17,6 +17,7 @@ from lohan.model.inputs import inputs_for
 from lohan.model.shape import ModelShape
 from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
 from lohan.model.trace_ops import tensors_in
+from lohan.runtime.segments.ambient import memory_features_off
 
 _SMALLEST_SIZES = (2, 16)
 
@@ -88,15 +89,15 @@ class TracedModel:
         loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None,
     ) -> None:
         """`example`: a micro-batch; without one the model must be one whose inputs are known."""
-        _switch_caches_off(model)
         call: Call | None = loss_fn
-        self._traceable = TraceableModel(
-            model,
-            dtype=dtype,
-            device=device,
-            should_assume_flash=False,
-            call=call if example is not None else None,
-        )
+        with memory_features_off(model):
+            self._traceable = TraceableModel(
+                model,
+                dtype=dtype,
+                device=device,
+                should_assume_flash=False,
+                call=call if example is not None else None,
+            )
         self._make_inputs: MakeInputs
         if example is not None:
             self._make_inputs = _like(example)
@@ -104,7 +105,8 @@ class TracedModel:
         else:
             self._make_inputs, is_fixed = inputs_for(model, dtype)
             small = (2, 0) if is_fixed else _SMALLEST_SIZES
-        self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
+        with memory_features_off(model):
+            self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
         self._model = model
 
     def shape(self, sizes: BatchSizes, example: Any) -> ModelShape:
@@ -113,12 +115,13 @@ class TracedModel:
         Raises:
             ConfigError: it does not run as it did when it was attached.
         """
-        shape, run = shape_at(
-            self._traceable,
-            self._make_inputs if not isinstance(example, Mapping) else _like(example),
-            _point(sizes),
-            name=type(self._model).__name__,
-        )
+        with memory_features_off(self._model):
+            shape, run = shape_at(
+                self._traceable,
+                self._make_inputs if not isinstance(example, Mapping) else _like(example),
+                _point(sizes),
+                name=type(self._model).__name__,
+            )
         if len(run) != len(self.stretches):
             raise ConfigError(
                 f"the model ran through {len(run)} parts, and through {len(self.stretches)} when "
@@ -154,15 +157,6 @@ def _like(example: Any) -> MakeInputs:
         # Models leave a mask that masks nothing out, and then run other operators.
         del kept["attention_mask"]
     return make
-
-
-def _switch_caches_off(model: torch.nn.Module) -> None:
-    """Keys and values of earlier tokens are for generating; training would fill them for nothing,
-    and a cache makes blocks depend on each other."""
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if config is not None and getattr(config, "use_cache", None):
-            config.use_cache = False
 
 
 def _is_tokens(tensor: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from lohan.runtime.slots import ParameterSet
 from lohan.runtime.weight_map import SegmentWeights, WeightPiece, position_cuts
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import Part, StateStore, StoreTicket
+from lohan.store import ActivationStore, Part, StateStore, StoreTicket
 from lohan.vocabulary import BlockId, Lane
 
 Fetch = tuple[BlockId, str, int]
@@ -272,7 +272,7 @@ def part_of(task: Task) -> tuple[int, int]:
     return int(number) - 1, int(count)
 
 
-def wait_for(store: StateStore, tickets: list[StoreTicket]) -> None:
+def wait_for(store: StateStore | ActivationStore, tickets: list[StoreTicket]) -> None:
     """Wait for all of several requests, and raise the first error after the last has ended."""
     errors = [error for error in map(store.settle, tickets) if error is not None]
     if errors:

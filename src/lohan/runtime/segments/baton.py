@@ -13,7 +13,6 @@ strand hands it back, by asking for something or by ending.
 So nothing here is locked: the two queues order every access.
 """
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -78,9 +77,10 @@ class Strand(Generic[RequestT, ResultT]):
             return
         self._is_stopping = True
         self._to_strand.put(self._raise_stopped)
-        while not self._is_over:
-            with contextlib.suppress(Exception):
-                self._wait()  # a body that raises while unwinding has been stopped all the same
+        # From here on no `ask` blocks, so the thread ends. What it delivers is not looked at: a
+        # driving thread that was interrupted may have lost a delivery, and would wait for ever.
+        self._thread.join()
+        self._is_over = True
 
     @staticmethod
     def _raise_stopped() -> None:
