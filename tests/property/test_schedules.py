@@ -1,5 +1,6 @@
 """Random plans as schedules: they settle, are proven, keep their pools, balance their bytes."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -336,7 +337,7 @@ def pieces_in_turn(tasks: list[Task]) -> bool:
     return all(
         before.id in after.after
         for found in pieces.values()
-        for before, after in zip(found, found[1:], strict=False)
+        for before, after in itertools.pairwise(found)
     )
 
 
