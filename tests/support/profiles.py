@@ -14,6 +14,7 @@ from lohan.measure import (
     MeasuredDrive,
     MeasuredMachine,
     Sizes,
+    profile_machine,
 )
 from lohan.measure.compute import ComputeFigures
 from lohan.measure.copies import CopyFigures
@@ -101,3 +102,10 @@ def quick_options(root: pathlib.Path) -> dict[str, Any]:
         "sustained_seconds": 1e-3,
         "num_threads": 1,
     }
+
+
+def keep_quick_profile(cache_home: pathlib.Path, ssd: list[pathlib.Path]) -> None:
+    """Measure this machine hastily for these directories, and keep it below XDG_CACHE_HOME: what
+    is attached there then starts at once."""
+    options = {**quick_options(ssd[0]), "ssd": ssd, "num_threads": None}
+    profile_machine(**options, instruments=quick_instruments(), cache=cache_home / "lohan")

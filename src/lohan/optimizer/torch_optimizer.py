@@ -106,6 +106,10 @@ class AdamW(torch.optim.Optimizer):
             remedy="call `engine.step(micro_batches)` in place of backward and optimizer.step",
         )
 
+    def note_step(self) -> None:
+        """The engine has taken a step: schedulers warn when they are asked to go on before one."""
+        vars(self)["_opt_called"] = True
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
 

@@ -88,7 +88,9 @@ class Engine:
         rates, running = self.optimizer.rates(), self._plan_for(batches)
         with self._failing_for_good():
             self._learn_draws(running, batches, loss_fn)
-            return self._step(running, batches, loss_fn, shares, rates)
+            result = self._step(running, batches, loss_fn, shares, rates)
+        self.optimizer.note_step()
+        return result
 
     def prepare(self, micro_batches: Sequence[Any]) -> None:
         """Plan for steps up to this size before the first one is taken. Nothing is computed.
@@ -114,6 +116,7 @@ class Engine:
             group = given[first : first + size]
             running = self._plan_for(group)
             with self._failing_for_good():
+                self._learn_draws(running, group, loss_fn)
                 self._flush(running)
                 with self._evaluation(running):
                     found = running.model.evaluate(group, loss_fn)

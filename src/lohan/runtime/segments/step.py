@@ -121,7 +121,7 @@ class SegmentedModel:
             return []
         found: dict[Hashable, Any] = {}
         for batch in micro_batches:
-            signature = self._signature(batch, has_gradients=True)
+            signature = self._signature(batch)
             if not self._ledger.knows(signature):
                 found.setdefault(signature, batch)
         return list(found.values())[: None if self._ledger.has_draws else 1]
@@ -130,22 +130,14 @@ class SegmentedModel:
         """Run a batch forward only to count the random numbers it draws; leaves the generators as
         they were."""
         before = self._generators.state()
-        self._run(
-            [batch],
-            loss_fn,
-            {},
-            ForwardOrder.MICRO_BATCH_MAJOR,
-            has_gradients=False,
-            is_for_training=True,
-        )
+        self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
         self._generators.set_state(before)
-        draws = self._ledger.draws(self._signature(batch, has_gradients=True))
+        draws = self._ledger.draws(self._signature(batch))
         self._ledger.has_draws = bool(self._ledger.has_draws) or draws
 
-    def _signature(self, batch: Any, *, has_gradients: bool) -> Hashable:
-        return signature_of(
-            batch, self.model.training, has_gradients, torch.is_autocast_enabled("cpu")
-        )
+    def _signature(self, batch: Any) -> Hashable:
+        # Whether there will be gradients is not part of it: forward draws the same without.
+        return signature_of(batch, self.model.training, torch.is_autocast_enabled("cpu"))
 
     def _run(
         self,
@@ -155,7 +147,6 @@ class SegmentedModel:
         order: ForwardOrder,
         *,
         has_gradients: bool,
-        is_for_training: bool = False,
     ) -> list[torch.Tensor]:
         if not batches:
             raise ConfigError(
@@ -174,10 +165,7 @@ class SegmentedModel:
             sums=GradientSums(self._sets, self._hooks.gradient_buffer) if has_gradients else None,
             with_backward=self.segments.with_backward(self.model),
         )
-        signatures = [
-            self._signature(batch, has_gradients=has_gradients or is_for_training)
-            for batch in batches
-        ]
+        signatures = [self._signature(batch) for batch in batches]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._tidy(micro_batches))
             stack.enter_context(memory_features_off(self.model))
