@@ -38,11 +38,14 @@ _HEADS: Names = (
 _KEY_VALUE_HEADS: Names = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _HEAD_WIDTHS: Names = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 _WIDTHS: Names = ("hidden_size", "n_embd", "d_model", "dim")
-_SAME_WIDTHS: Names = ("word_embed_proj_dim", "embedding_size", "embed_dim")
+_SAME_WIDTHS: Names = (
+    *("word_embed_proj_dim", "embedding_size", "embed_dim", "lru_width"),
+    *("attention_hidden_size", "block_dim", "conv_dim", "conv_dim_out"),
+)
 _INNER: Names = (
     *("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "inner_dim"),
     *("encoder_ffn_dim", "decoder_ffn_dim", "moe_intermediate_size", "ffn_hidden_dim"),
-    *("shared_expert_intermediate_size", "intermediate_size_mlp"),
+    *("shared_expert_intermediate_size", "intermediate_size_mlp", "block_ff_dim"),
 )
 _POSITIONS: Names = (
     *("n_positions", "n_ctx", "max_position_embeddings"),
@@ -55,7 +58,8 @@ _AT_MOST = {
     **dict.fromkeys(("n_group", "n_groups", "attn_layer_period", "expert_layer_period"), 2),
     **dict.fromkeys(("topk_group", "first_k_dense_replace", "attn_layer_offset"), 1),
     **dict.fromkeys(("expert_layer_offset",), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "state_size"), 16),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "state_size", "mamba_d_state"), 16),
+    **dict.fromkeys(("mamba_n_groups",), 1),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     "linear_num_key_heads": 2,
@@ -167,6 +171,9 @@ def _scale_part(settings: dict[str, Any]) -> int:
     for key in _INNER:
         if _is_count(settings.get(key)) and width:
             settings[key] = min(settings[key], _multiple(settings[key] * smaller / width, 8))
+    if _is_count(settings.get("mamba_n_heads")) and _is_count(settings.get("mamba_expand")):
+        head = settings["mamba_d_head"] = min(_HEAD_WIDTH, smaller)
+        settings["mamba_n_heads"] = settings["mamba_expand"] * smaller // head
     if _is_count(settings.get("time_step_rank")):
         settings["time_step_rank"] = -(-smaller // 16)
     has_rotary = any(str(key).startswith("rope_") for key in settings)
@@ -178,23 +185,38 @@ def _scale_part(settings: dict[str, Any]) -> int:
 
 def _scale_layers(settings: dict[str, Any]) -> int:
     counts = {key: settings[key] for key in _LAYERS if _is_count(settings.get(key))}
+    chosen: dict[int, list[int]] = {}
     for key, count in counts.items():
-        lists = {
-            name: value
+        by_layer = [
+            value
             for name, value in settings.items()
-            if isinstance(value, list) and len(value) == count > NUM_LAYERS
-        }
-        chosen = _layers_of_every_kind(count, list(lists.values()))
-        settings[key] = len(chosen)
-        for name, value in lists.items():
-            settings[name] = [value[index] for index in chosen]
-    most = max((settings[key] for key in counts), default=0)
-    for key in ("max_window_layers",):
-        if _is_count(settings.get(key)) and counts:
-            settings[key] = min(settings[key], most)
-    if isinstance(settings.get("mlp_only_layers"), list) and counts:
-        settings["mlp_only_layers"] = [one for one in settings["mlp_only_layers"] if one < most]
+            if isinstance(value, list) and len(value) == count
+            if not _names_layers(name, value, count)
+        ]
+        chosen.setdefault(count, _layers_of_every_kind(count, by_layer))
+        settings[key] = len(chosen[count])
+    for name, value in list(settings.items()):
+        if not isinstance(value, list) or not value:
+            continue
+        for count, kept in chosen.items():
+            if _names_layers(name, value, count):
+                settings[name] = [kept.index(layer) for layer in value if layer in kept]
+                break
+            if len(value) == count:
+                settings[name] = [value[index] for index in kept]
+                break
+    most = max((len(kept) for kept in chosen.values()), default=0)
+    if _is_count(settings.get("max_window_layers")) and counts:
+        settings["max_window_layers"] = min(settings["max_window_layers"], most)
     return len(counts)
+
+
+def _names_layers(name: str, value: list[Any], count: int) -> bool:
+    """Whether a list names layers by their number: whole numbers that grow."""
+    if not any(word in name for word in ("layer", "idx", "index")) or "token" in name:
+        return False
+    are_numbers = all(type(one) is int and 0 <= one < count for one in value)
+    return are_numbers and value == sorted(set(value))
 
 
 def _layers_of_every_kind(count: int, lists: list[list[Any]]) -> list[int]:

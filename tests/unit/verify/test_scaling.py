@@ -59,6 +59,23 @@ def test_one_layer_of_every_kind_is_left() -> None:
     assert small["sliding_window"] == 8
 
 
+def test_lists_that_name_layers_by_number_name_those_that_are_left() -> None:
+    settings = {
+        "num_hidden_layers": 40,
+        "hidden_size": 16,
+        "cross_attention_layers": [3, 8, 13],
+        "moe_layers": list(range(40)),
+        "layer_types": ["a"] * 39 + ["b"],
+        "mlp_only_layers": [],
+    }
+    small = scale_transformers(settings).settings
+    assert small["num_hidden_layers"] == 3
+    assert small["layer_types"] == ["a", "a", "b"]
+    assert small["moe_layers"] == [0, 1, 2]
+    assert small["cross_attention_layers"] == []
+    assert small["mlp_only_layers"] == []
+
+
 def test_experts_become_few_and_some_are_still_chosen() -> None:
     small = scaled("mixtral", num_local_experts=8)
     assert (small["num_local_experts"], small["num_experts_per_tok"]) == (4, 2)
