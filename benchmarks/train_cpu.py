@@ -9,8 +9,8 @@ Runs, each in a process of its own, on the same batches from the same weights:
   lohan, recomputed       all states on SSD, every activation recomputed, a tight RAM budget
   lohan, with RAM         as `lohan.attach` plans it with the given --ram
 
-Prints tokens/s (median step), peak RSS after warm-up, bytes read and written per parameter and step,
-and the ratios; the last line is one JSON object.
+Prints tokens/s (median step), peak RSS after warm-up, bytes read and written per parameter and
+step, and the ratios; the last line is one JSON object.
 """
 
 import argparse
@@ -85,16 +85,19 @@ class Meter:
         self.warmup, self.seconds, self.losses = warmup, [], []
 
     def begin(self, step: int) -> None:
+        """A step begins."""
         if step == self.warmup:
             Path("/proc/self/clear_refs").write_text("5")
         self._started = time.perf_counter()
 
     def end(self, step: int, loss: float) -> None:
+        """A step has ended."""
         if step >= self.warmup:
             self.seconds.append(time.perf_counter() - self._started)
         self.losses.append(loss)
 
     def report(self, args, **more) -> None:
+        """Print one JSON line for the parent process."""
         status = Path("/proc/self/status").read_text()
         peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
         print(

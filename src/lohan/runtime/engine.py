@@ -242,12 +242,10 @@ class Engine:
         shares: list[float],
         rates: list[GroupRates],
     ) -> StepResult:
-        started = time.perf_counter()
-        before = running.counters
+        started, before = time.perf_counter(), running.counters
         scale = self._counters.scale.value if self._counters.scale is not None else None
         record = self._record(rates, scale)
-        tasks = running.rolling.step()
-        number = running.rolling.num_passes - 1
+        tasks, number = running.rolling.step(), running.rolling.num_passes - 1
         norm = [task for task in tasks if _is_norm(task)]
         self._load.begin(started)
         running.activations.begin(
@@ -352,11 +350,10 @@ class Engine:
     def _learn_machine(self, running: RunningPlan) -> None:
         """After the profiling step: predict with the rates it showed, and take the plan they
         suggest if it is clearly faster. States that live in RAM stay there."""
-        before = running.planned
+        before, setup = running.planned, self._setup
         refined = self._profiling.end(before)
         if refined is None:
             return
-        setup = self._setup
         setup.machine = refined
         running.planned = replace(before, machine=refined)
         self._prediction = None
@@ -373,8 +370,8 @@ class Engine:
                 self._run_plan(running.planned)
 
     def _stop_running(self, *, should_finish: bool) -> None:
-        running, self._running = self._running, None
-        if running is not None:
+        if self._running is not None:
+            running, self._running = self._running, None
             running.close(should_finish=should_finish and self._failure is None)
 
     # Failure -----------------------------------------------------------------------------------
