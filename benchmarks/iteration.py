@@ -115,11 +115,15 @@ class Row:
 class Bench:
     """The small model on its machine."""
 
-    def __init__(self, small: SmallModel, time_scale: float, directory: str) -> None:
+    def __init__(
+        self, small: SmallModel, *, time_scale: float, num_ssds: int, directory: str
+    ) -> None:
         self.small, self.directory = small, directory
         self.shape = small.shape()
         self.scale = Scale.of(small, self.shape, time_scale)
-        self.machine = self.scale.machine(extra_ram_bytes=EXTRA_RAM_BYTES, gpu_factor=GPU_FACTOR)
+        self.machine = self.scale.machine(
+            num_ssds, extra_ram_bytes=EXTRA_RAM_BYTES, gpu_factor=GPU_FACTOR
+        )
 
     def rates_of(self, system: System) -> DrivingRates:
         """What the emulation charges for a system."""
@@ -238,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dir", help="where the states go; a temporary directory if left out")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--time-scale", type=float, default=0.05)
+    parser.add_argument("--ssds", type=int, default=12, help="drives of the reference machine")
     parser.add_argument("--layers", type=int, default=SmallModel().num_layers)
     parser.add_argument("--only", nargs="*", help="titles of the rows to run")
     parser.add_argument("--trace", type=Path, help="directory for Chrome traces")
@@ -248,7 +253,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         small = SmallModel(num_layers=options.layers)
-        bench = Bench(small, options.time_scale, directory)
+        bench = Bench(
+            small,
+            time_scale=options.time_scale,
+            num_ssds=options.ssds,
+            directory=directory,
+        )
         print(
             f"Llama of {bench.shape.num_parameters / 1e6:.2f} M parameters in "
             f"{bench.shape.num_blocks} blocks, {small.batch} x {small.sequence} tokens, on "
@@ -277,6 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "rows": [row.to_json() for row in rows],
                 "ratios": ratios(rows),
                 "time_scale": options.time_scale,
+                "num_ssds": options.ssds,
                 "num_parameters": bench.shape.num_parameters,
                 "load": load,
             }

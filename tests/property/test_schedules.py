@@ -9,7 +9,15 @@ import pytest
 from lohan.hardware.machine import Machine
 from lohan.plan import Plan
 from lohan.plan.pools import tied_trained, trained_parameters
-from lohan.schedule import Compute, Move, Schedule, Task, build_schedule, check_schedule
+from lohan.schedule import (
+    Compute,
+    Move,
+    RollingSchedule,
+    Schedule,
+    Task,
+    build_schedule,
+    check_schedule,
+)
 from lohan.schedule.check import check_serial, topological_order
 from lohan.simulate import replay, settled_schedule, simulate_plan
 from lohan.simulate.clock import Clock, ClockResult
@@ -350,3 +358,24 @@ def test_pieces_that_share_a_lease_keep_their_order() -> None:
         num_in_pieces += any("/" in task.part for task in schedule.tasks)
         assert pieces_in_turn(list(schedule.tasks)), seed
     assert num_in_pieces > 20
+
+
+@pytest.mark.parametrize(("seed", "policy"), cases()[::2])
+def test_steps_that_roll_on_and_flush_can_be_run_one_by_one(seed: int, policy: str | None) -> None:
+    plan, _ = random_plan(seed, policy=policy)
+    rolling = RollingSchedule(plan)
+    tasks: list[Task] = []
+    for _ in range(2):
+        tasks += [*rolling.step(), *rolling.step(), *rolling.flush(), *rolling.evaluation()]
+    lanes: dict[Lane, list[TaskId]] = {}
+    for task in tasks:
+        lanes.setdefault(task.lane, []).append(task.id)
+    check_serial(
+        Schedule(
+            tasks=tuple(tasks),
+            lanes={lane: tuple(ids) for lane, ids in lanes.items()},
+            pools=rolling.pools,
+            num_steps=rolling.num_passes,
+            num_blocks=plan.shape.num_blocks,
+        )
+    )

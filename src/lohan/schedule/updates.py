@@ -6,38 +6,16 @@ go forward: a deferred update is written there, in front of the forward pass tha
 the order of writing stays an order in which everything could run one by one.
 """
 
-from dataclasses import dataclass
-
 from lohan.plan.plan import Plan
 from lohan.plan.pools import part_parameters, tied_trained, trained_parameters, update_parts
 from lohan.plan.system import UpdateTiming
+from lohan.schedule.due_update import DueUpdate, LateWrite, StatePart, bytes_per_parameter
 from lohan.schedule.gradients import GradientTasks, piece_bytes
 from lohan.schedule.task import Compute, Lease, Move
 from lohan.schedule.writer import FOR_COMPUTE, FOR_STATES, TaskWriter
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 
 _TOUCHED_BYTES_PER_UPDATE = 28
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """An update that is due: of which step, and what it must wait for."""
-
-    block: BlockId
-    step: int
-    gradients: tuple[TaskId, ...]
-    norm: tuple[TaskId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LateWrite:
-    """A write that is placed behind the next block's read."""
-
-    update: _Update
-    computed: TaskId
-    nbytes: int
-    slot: Lease
-    label: str
 
 
 class UpdateTasks:
@@ -57,9 +35,10 @@ class UpdateTasks:
         self._written: dict[BlockId, list[TaskId]] = {}
         self._fresh: dict[BlockId, Lease] = {}
         self._held: dict[BlockId, Lease] = {}
-        self._deferred: dict[BlockId, _Update] = {}
+        self._deferred: dict[BlockId, DueUpdate] = {}
+        self._read_ahead: dict[tuple[BlockId, int], TaskId] = {}
         self._last_write: TaskId | None = None
-        self._late_write: _LateWrite | None = None
+        self._late_write: LateWrite | None = None
 
     # What the builder asks -------------------------------------------------------------------
 
@@ -111,7 +90,7 @@ class UpdateTasks:
         self._gradients.leave(block, computed)
         if self._trained[block] and self._runs_under_backward(block):
             self._write_update(
-                _Update(block=block, step=self._writer.step, gradients=self._needed(block))
+                DueUpdate(block=block, step=self._writer.step, gradients=self._needed(block))
             )
 
     def backward_done(self, last: TaskId) -> None:
@@ -136,7 +115,7 @@ class UpdateTasks:
         ]
         is_deferred = self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD
         for block in sorted(waiting) if is_deferred else waiting:
-            update = _Update(
+            update = DueUpdate(
                 block=block, step=self._writer.step, gradients=self._needed(block), norm=norm
             )
             if is_deferred and not self._writer.is_last_step:
@@ -146,6 +125,7 @@ class UpdateTasks:
         self._gradients.clear()
         self._flush_write(None)
         self._last_write = None
+        self._write_reads_ahead()
 
     def write_deferred(self) -> None:
         """No forward pass follows for now: updates that were put off to it come at once."""
@@ -169,27 +149,15 @@ class UpdateTasks:
         return not self._is_deferred(block)
 
     def _bytes_per_parameter(self, block: BlockId) -> tuple[float, int]:
-        """Bytes the update of a block reads from SSD and writes to it, for each parameter."""
-        state = self._system.state
-        by_kind = {
-            TensorKind.P16: state.weights_bytes,
-            TensorKind.P32: state.master_bytes,
-            TensorKind.OS32: state.moments_bytes,
-        }
-        stored = {
-            kind: nbytes
-            for kind, nbytes in by_kind.items()
-            if self._plan.home_of(block, kind) is Tier.SSD
-        }
-        read: float = (written := sum(stored.values()))
-        if not state.needs_weights_to_update or block in self._held:
-            read -= stored.get(TensorKind.P16, 0)
-        if self._system.spills_gradients:
-            shared = sum(count for _, count in self._sharers.get(block, ()))
-            read += 2 + 2 * shared / self._trained[block]
-        return read, written
+        shared = sum(count for _, count in self._sharers.get(block, ()))
+        return bytes_per_parameter(
+            self._plan,
+            block,
+            has_weights=block in self._held,
+            shared_share=shared / self._trained[block],
+        )
 
-    def _write_update(self, update: _Update) -> None:
+    def _write_update(self, update: DueUpdate) -> None:
         block = update.block
         if self._system.home is Tier.GPU:
             task = self._writer.write(
@@ -206,56 +174,85 @@ class UpdateTasks:
             )
             self._updated[block] = [task]
             return
-        per_parameter = self._bytes_per_parameter(block)
-        parts = update_parts(self._trained[block], self._largest_part)
+        parts = self._parts(update)
         before = self._written.get(block, [])
         updated: list[TaskId] = []
         self._written[block] = []
-        for number, num_parameters in enumerate(parts):
-            label = f"{number + 1}/{len(parts)}" if len(parts) > 1 else ""
-            read_bytes, written_bytes = (round(num_parameters * each) for each in per_parameter)
-            nbytes = max(read_bytes, written_bytes)
-            slot = Lease("states", f"{block} {number} s{update.step}", nbytes)
+        for number, part in enumerate(parts):
             after = [*self._gradients_of_part(update, number, len(parts)), *update.norm]
             if self._system.update_tier is Tier.RAM:
                 after += updated[-1:]  # The first part leases for all, the last gives back.
-            if read_bytes:
-                read = self._writer.write(
-                    Lane.SSD_READ,
-                    block,
-                    Move(TensorKind.OS32, Tier.SSD, Tier.RAM, read_bytes),
-                    after=[*before, *self._before_read(update)],
-                    leases=(slot,),
-                    part=label,
-                    priority=self._priority(update),
-                    step=update.step,
-                )
-                self._flush_write(read)
+            if part.read_bytes:
+                read = self._read_ahead.pop((block, number), None)
+                if read is None:
+                    read = self._read(update, part, before)
+                    self._flush_write(read)
                 after.append(read)
             updated.append(
                 self._compute(
                     update,
-                    num_parameters,
+                    part,
                     after,
-                    leases=self._leases(update, slot, number, bool(read_bytes), written_bytes),
-                    returns=self._returns(update, slot, number == len(parts) - 1, written_bytes),
-                    label=label,
+                    leases=self._leases(update, part),
+                    returns=self._returns(update, part, is_last=number == len(parts) - 1),
                 )
             )
-            if written_bytes:
+            if part.written_bytes:
                 self._flush_write(None)
-                self._late_write = _LateWrite(
-                    update=update,
-                    computed=updated[-1],
-                    nbytes=written_bytes,
-                    slot=slot,
-                    label=label,
-                )
+                self._late_write = LateWrite(update=update, part=part, computed=updated[-1])
                 if self._system.update_timing is not UpdateTiming.PIPELINED:
                     self._flush_write(None)
         self._updated[block] = updated
 
-    def _gpu_gradients(self, update: _Update) -> tuple[Lease, ...]:
+    def _parts(self, update: DueUpdate) -> list[StatePart]:
+        counts = update_parts(self._trained[update.block], self._largest_part)
+        read, written = self._bytes_per_parameter(update.block)
+        return [
+            StatePart(
+                number=number,
+                label=f"{number + 1}/{len(counts)}" if len(counts) > 1 else "",
+                num_parameters=count,
+                read_bytes=round(count * read),
+                written_bytes=round(count * written),
+                slot_key=f"{update.block} {number} s{update.step}",
+            )
+            for number, count in enumerate(counts)
+        ]
+
+    def _read(self, update: DueUpdate, part: StatePart, before: list[TaskId]) -> TaskId:
+        """States of a part come in, after the step before has written them."""
+        return self._writer.write(
+            Lane.SSD_READ,
+            update.block,
+            Move(TensorKind.OS32, Tier.SSD, Tier.RAM, part.read_bytes),
+            after=[*before, *self._before_read(update)],
+            leases=(part.slot,),
+            part=part.label,
+            priority=self._priority(update),
+            step=update.step,
+        )
+
+    def _write_reads_ahead(self) -> None:
+        """The first states that deferred updates need, as many as there are slots for.
+
+        They are needed whatever comes next, a step or the end, so they are tasks of this step: a
+        run that does not know its next step yet reads them under the backward pass. One slot stays
+        free, so that whatever is written down before these updates still finds its room.
+        """
+        parts = {block: self._parts(update) for block, update in self._deferred.items()}
+        largest = max((one.slot.nbytes for found in parts.values() for one in found), default=0)
+        room = self._writer.pools["states"].capacity_bytes - largest
+        for block, update in self._deferred.items():
+            for part in parts[block]:
+                if not part.read_bytes:
+                    continue
+                room -= part.slot.nbytes
+                if room < 0:
+                    return
+                before = self._written.get(block, [])
+                self._read_ahead[block, part.number] = self._read(update, part, before)
+
+    def _gpu_gradients(self, update: DueUpdate) -> tuple[Lease, ...]:
         """G16 on the GPU that an update there uses up: its own, and of blocks that only share."""
         leases = self._gradients.on_gpu(update.block, update.step)
         for other, _ in self._sharers.get(update.block, ()):
@@ -263,21 +260,22 @@ class UpdateTasks:
                 leases += self._gradients.on_gpu(other, update.step)
         return leases
 
-    def _gradients_of_part(self, update: _Update, part: int, num_parts: int) -> tuple[TaskId, ...]:
+    def _gradients_of_part(
+        self, update: DueUpdate, part: int, num_parts: int
+    ) -> tuple[TaskId, ...]:
         """The gradients one part needs: its own piece where they came in pieces, else all."""
         if piece_bytes(self._plan, update.block):
             # Behind the pieces stand those of blocks that share the weights.
             return (update.gradients[part], *update.gradients[num_parts:])
         return update.gradients
 
-    def _leases(
-        self, update: _Update, slot: Lease, part: int, has_read: bool, written_bytes: int
-    ) -> tuple[Lease, ...]:
+    def _leases(self, update: DueUpdate, part: StatePart) -> tuple[Lease, ...]:
         """What the computation of one part needs beside what its read has leased."""
-        block, leases = update.block, (slot,) if written_bytes and not has_read else ()
+        has_own = part.written_bytes and not part.read_bytes
+        block, leases = update.block, (part.slot,) if has_own else ()
         # After the last step no forward pass takes the weights: they only go to their home.
         comes_fresh = (
-            part == 0
+            part.number == 0
             and self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD
             and self._is_deferred(block)
             and self._plan.home_of(block, TensorKind.P16) is Tier.SSD
@@ -289,13 +287,11 @@ class UpdateTasks:
             return (*leases, self._fresh[block])
         return leases
 
-    def _returns(
-        self, update: _Update, slot: Lease, is_last: bool, written_bytes: int
-    ) -> tuple[Lease, ...]:
+    def _returns(self, update: DueUpdate, part: StatePart, *, is_last: bool) -> tuple[Lease, ...]:
         """What the computation of one part gives back: all but what is still to be written."""
         block = update.block
-        is_only_read = not written_bytes and self._bytes_per_parameter(block)[0]
-        returns: tuple[Lease, ...] = (slot,) if is_only_read else ()
+        is_only_read = part.read_bytes and not part.written_bytes
+        returns: tuple[Lease, ...] = (part.slot,) if is_only_read else ()
         if not is_last:
             return returns
         if not self._system.spills_gradients:
@@ -315,24 +311,24 @@ class UpdateTasks:
         write = self._writer.write(
             Lane.SSD_WRITE,
             late.update.block,
-            Move(TensorKind.OS32, Tier.RAM, Tier.SSD, late.nbytes),
+            Move(TensorKind.OS32, Tier.RAM, Tier.SSD, late.part.written_bytes),
             after=[late.computed, *([read] if read is not None else [])],
-            returns=(late.slot,),
-            part=late.label,
+            returns=(late.part.slot,),
+            part=late.part.label,
             priority=(FOR_STATES,),
             step=late.update.step,
         )
         self._written[late.update.block].append(write)
         self._last_write = write
 
-    def _priority(self, update: _Update) -> tuple[int, ...]:
+    def _priority(self, update: DueUpdate) -> tuple[int, ...]:
         """As they are listed; but compute waits for the first block before anything else."""
         is_first = update.block == 0
         if is_first and self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD:
             return (FOR_COMPUTE,)
         return (FOR_STATES,)
 
-    def _before_read(self, update: _Update) -> list[TaskId]:
+    def _before_read(self, update: DueUpdate) -> list[TaskId]:
         """What a state read comes after, beside the write of the step before."""
         timing = self._system.update_timing
         if timing is UpdateTiming.UNDER_NEXT_FORWARD:
@@ -346,15 +342,15 @@ class UpdateTasks:
 
     def _compute(
         self,
-        update: _Update,
-        num_parameters: int,
+        update: DueUpdate,
+        part: StatePart,
         after: list[TaskId],
         *,
         leases: tuple[Lease, ...],
         returns: tuple[Lease, ...],
-        label: str,
     ) -> TaskId:
         writer, system, block = self._writer, self._system, update.block
+        label, num_parameters = part.label, part.num_parameters
         if system.update_tier is Tier.RAM:
             return writer.write(
                 Lane.CPU,

@@ -3,9 +3,16 @@ import pytest
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.plan import Workload, make_plan
-from lohan.schedule import Compute, Move, build_schedule, dump_schedule
+from lohan.schedule import (
+    Compute,
+    Move,
+    RollingSchedule,
+    Task,
+    build_schedule,
+    dump_schedule,
+)
 from lohan.simulate import simulate_plan
-from lohan.vocabulary import ComputeKind, TensorKind
+from lohan.vocabulary import ComputeKind, Lane, TensorKind
 from support.hand_made import block, machine, model, operator
 
 
@@ -39,6 +46,26 @@ def test_states_are_read_before_the_norm_is_known_but_updated_after_it() -> None
     assert not any(norms[task.step] in task.after for task in reads)
     updates = [task for task in schedule.tasks if task.action.kind is ComputeKind.UPDATE]
     assert all(norms[task.step] in task.after for task in updates)
+
+
+def test_a_step_reads_the_first_states_of_updates_that_are_put_off_and_a_flush_the_others() -> None:
+    shape = model(*[block(operator(0), num_parameters=10**8)] * 8)
+    workload = Workload(batch=1, sequence=16, clips_gradients=True)
+    plan = make_plan("lohan+", machine(ram_gb=8), shape, workload)
+    rolling = RollingSchedule(plan)
+    first, rest = rolling.step(), rolling.flush()
+
+    def reads(tasks: tuple[Task, ...]) -> list[tuple[int, str]]:
+        return [(t.block, t.part) for t in tasks if t.lane is Lane.SSD_READ and "OS32" in t.name]
+
+    slot = max(
+        lease.nbytes for t in (*first, *rest) for lease in t.leases if lease.pool == "states"
+    )
+    ahead, later = reads(first), reads(rest)
+    # All slots but one.
+    assert len(ahead) == rolling.pools["states"].capacity_bytes // slot - 1
+    assert sorted(ahead + later) == ahead + later
+    assert len(set(ahead + later)) == len(ahead + later)
 
 
 def test_gradients_of_shared_weights_wait_for_the_update_of_their_owner() -> None:
