@@ -40,7 +40,9 @@ def make_arguments(config: TrainConfig) -> Any:
     from trl import SFTConfig
 
     arguments = dict(config.arguments)
-    is_on_gpu = config.offload.device not in ("cpu", "emulated") and torch.cuda.is_available()
+    is_on_gpu = (
+        config.offload.device not in ("cpu", "emulated") and torch.accelerator.is_available()
+    )
     arguments["use_cpu"] = not is_on_gpu
     try:
         return SFTConfig(output_dir=config.out, **arguments)

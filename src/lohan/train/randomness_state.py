@@ -22,8 +22,9 @@ def random_state() -> dict[str, Any]:
         },
         "torch_cpu": _to_hex(torch.random.get_rng_state()),
     }
-    if torch.cuda.is_available():
-        state["torch_cuda"] = [_to_hex(one) for one in torch.cuda.get_rng_state_all()]
+    if torch.accelerator.is_available():
+        gpus: Any = torch.get_device_module()
+        state["torch_gpus"] = [_to_hex(one) for one in gpus.get_rng_state_all()]
     return state
 
 
@@ -41,9 +42,11 @@ def set_random_state(state: dict[str, Any]) -> None:
         }
     )
     torch.random.set_rng_state(_from_hex(state["torch_cpu"]))
-    if torch.cuda.is_available():
-        for index, one in enumerate(state.get("torch_cuda", [])[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(_from_hex(one), index)
+    if torch.accelerator.is_available():
+        gpus: Any = torch.get_device_module()
+        saved = state.get("torch_gpus", [])[: torch.accelerator.device_count()]
+        for index, one in enumerate(saved):
+            gpus.set_rng_state(_from_hex(one), index)
 
 
 def _to_hex(state: torch.Tensor) -> str:

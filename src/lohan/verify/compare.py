@@ -301,7 +301,7 @@ def _traced_back(
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
     """Random numbers from the same seed; the caller's go on afterwards as if nothing was drawn."""
-    devices = list(range(torch.cuda.device_count()))
+    devices = list(range(torch.accelerator.device_count()))
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(_SEED)
         yield
@@ -314,7 +314,7 @@ def deterministic_algorithms() -> Iterator[None]:
     The processor's are so already. An operator without such a kernel is left to warn: the model's
     second run in memory tells whether it matters.
     """
-    if not torch.cuda.is_available():
+    if not torch.accelerator.is_available():
         yield
         return
     # Must be known before the first product; what the user has set is left.

@@ -93,7 +93,7 @@ def test_json_round_trip_is_exact():
 
 
 def test_json_carries_a_version():
-    assert json.loads(MODEL.to_json())["version"] == 1
+    assert json.loads(MODEL.to_json())["version"] == 2
 
 
 def changed(path, value):
@@ -113,7 +113,7 @@ def changed(path, value):
     [
         ("{", "not JSON"),
         ("[]", "not an object"),
-        (changed(["version"], 2), "version is 2"),
+        (changed(["version"], 1), "version is 1"),
         (changed(["version"], ...), "version is None"),
         (changed(["name"], ...), r"lacks \['name'\]"),
         (changed(["extra"], 1), r"unknown keys \['extra'\]"),
