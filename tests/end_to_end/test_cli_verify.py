@@ -129,6 +129,7 @@ IMAGE_MODELS: dict[str, dict[str, Any]] = {
     "DiTTransformer2DModel": {"sample_size": 32, "num_layers": 28},
     "PixArtTransformer2DModel": {"caption_channels": 4096, "cross_attention_dim": 1152},
     "SD3Transformer2DModel": {"num_attention_heads": 24, "caption_projection_dim": 1536},
+    "FluxTransformer2DModel": {"num_layers": 19, "num_single_layers": 38},
 }
 
 

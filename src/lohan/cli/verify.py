@@ -5,6 +5,7 @@ Owns the options, the table and the verdict. Training and comparing are `lohan.v
 """
 
 import pathlib
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 _DEFAULT_STEPS = 5
+_EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def verify(
@@ -71,14 +73,19 @@ def verify(
     copy = make_small_copy(model, trust_remote_code=trust_remote_code)
     if not json:
         _print_copy(copy)
-    found = verify_copy(
-        copy,
-        ssd=ssd or (),
-        device=device,
-        ram_bytes=ram_bytes,
-        num_steps=steps,
-        report=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    # An order to end is obeyed like Ctrl-C: states on the SSDs are removed first.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))
+    try:
+        found = verify_copy(
+            copy,
+            ssd=ssd or (),
+            device=device,
+            ram_bytes=ram_bytes,
+            num_steps=steps,
+            report=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if json:
         print_json(_fields(found))
     else:

@@ -4,6 +4,7 @@ Owns how inputs of any size are made like an example, and what of a step's batch
 on. Decides nothing. Used by `planning` and the engine.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def sizes_of(batches: Sequence[Any]) -> BatchSizes:
                 why="its size is not known",
                 remedy="give batches of tensors whose first dimension counts sequences",
             )
-        rows.append(max(tensor.shape[0] for tensor in tensors))
+        rows.append(_num_rows(tensors))
         lengths = [tensor.shape[1] for tensor in tensors if _is_tokens(tensor)]
         columns.append(max(lengths, default=1))
     return BatchSizes(num_micro_batches=len(batches), micro_batch=max(rows), sequence=max(columns))
@@ -143,20 +144,30 @@ def _like(example: Any) -> MakeInputs:
         def one(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
                 return leaf
-            size = [batch, *leaf.shape[1:]]
-            if _is_tokens(leaf):
-                size[1] = sequence
+            size = list(leaf.shape)
+            if size[0] == num_rows:
+                size[0] = batch
+                if _is_tokens(leaf):
+                    size[1] = sequence
             return torch.zeros(size, dtype=leaf.dtype)
 
         made: dict[str, Any] = tree_map(one, kept)
         return made
 
     kept = dict(example)
+    num_rows = _num_rows([leaf for leaf in tensors_in(example) if leaf.dim() >= 1])
     mask = kept.get("attention_mask")
     if isinstance(mask, torch.Tensor) and not mask.is_meta and bool(mask.all()):
         # Models leave a mask that masks nothing out, and then run other operators.
         del kept["attention_mask"]
     return make
+
+
+def _num_rows(tensors: Sequence[torch.Tensor]) -> int:
+    """Sequences in a batch: the first dimension most tensors have. The others (positions in an
+    image, say) are the same for all sequences."""
+    counts = Counter(tensor.shape[0] for tensor in tensors)
+    return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
 def _is_tokens(tensor: torch.Tensor) -> bool:
