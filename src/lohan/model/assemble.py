@@ -6,6 +6,7 @@ parameters counted where they are first used, ties listed. Runs nothing itself. 
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -104,13 +105,12 @@ def _merge(
         raise _changes_with_size("the number of blocks that run", sorted(counts))
     owners, tied = _owners(model, runs[0])
     kinds: list[BlockShape] = []
-    kind_of: dict[tuple[int, int, int], int] = {}
+    kind_of: dict[tuple[int, _Owned], int] = {}
     sequence_of_kinds: list[int] = []
     names: Counter[str] = Counter()
     lists = {s.label for s in runs[0] if s.block is not None}
     for position, stretch in enumerate(runs[0]):
-        num_parameters, num_frozen = owners[position]
-        key = (id(stretch.segment), num_parameters, num_frozen)
+        key = (id(stretch.segment), owners[position])
         if key not in kind_of:
             kind_of[key] = len(kinds)
             stem = "block" if stretch.block is not None and len(lists) == 1 else stretch.label
@@ -118,8 +118,7 @@ def _merge(
             kinds.append(
                 _block(
                     stem if names[stem] == 1 else f"{stem}-{names[stem]}",
-                    num_parameters,
-                    num_frozen,
+                    owners[position],
                     points,
                     [run[position] for run in runs],
                 )
@@ -136,10 +135,19 @@ def _merge(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owned:
+    """Parameters of a block: its own, the frozen ones of them, the largest it trains."""
+
+    num_parameters: int
+    num_frozen: int
+    largest: int
+
+
 def _owners(
     model: nn.Module, stretches: list[Stretch]
-) -> tuple[list[tuple[int, int]], tuple[tuple[int, int, int], ...]]:
-    """Return per block its parameters (all, frozen), and the ties between blocks."""
+) -> tuple[list[_Owned], tuple[tuple[int, int, int], ...]]:
+    """Return per block its parameters, and the ties between blocks."""
     parameters = {id(parameter): parameter for parameter in model.parameters()}
     owner_of: dict[int, int] = {}
     ties: Counter[tuple[int, int]] = Counter()
@@ -150,15 +158,20 @@ def _owners(
             owner = owner_of.setdefault(identity, position)
             if owner != position:
                 ties[owner, position] += parameters[identity].numel()
-        frozen = sum(p.numel() for p in owned if not p.requires_grad)
-        sizes.append((sum(p.numel() for p in owned), frozen))
+        used = [parameters[identity] for identity in stretch.parameters]
+        sizes.append(
+            _Owned(
+                num_parameters=sum(p.numel() for p in owned),
+                num_frozen=sum(p.numel() for p in owned if not p.requires_grad),
+                largest=max((p.numel() for p in used if p.requires_grad), default=0),
+            )
+        )
     return sizes, tuple((owner, other, count) for (owner, other), count in sorted(ties.items()))
 
 
 def _block(
     name: str,
-    num_parameters: int,
-    num_frozen_parameters: int,
+    owned: _Owned,
     points: list[Point],
     stretches: list[Stretch],
 ) -> BlockShape:
@@ -168,14 +181,17 @@ def _block(
         raise _changes_with_size(f"the list of operators of {name!r}", [len(c) for c in calls])
     return BlockShape(
         name=name,
-        num_parameters=num_parameters,
-        num_frozen_parameters=num_frozen_parameters,
+        num_parameters=owned.num_parameters,
+        num_frozen_parameters=owned.num_frozen,
         operators=tuple(
             _operator(name, points, same_call) for same_call in zip(*calls, strict=True)
         ),
         input_bytes=_fit(f"the input of {name!r}", points, [s.input_bytes for s in stretches]),
         output_bytes=_fit(f"the output of {name!r}", points, [s.output_bytes for s in stretches]),
         is_lookup=not any(stretch.segment.saves_parameters for stretch in stretches),
+        is_rest=stretches[0].block is None,
+        side_bytes=_fit(f"masks from {name!r}", points, [s.side_bytes for s in stretches]),
+        largest_parameter=owned.largest,
     )
 
 

@@ -16,7 +16,7 @@ from lohan.errors import ConfigError
 INPUT = -1
 """Stands in `OperatorShape.inputs` for whatever enters the block from outside."""
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,12 @@ class BlockShape:
         input_bytes: tensors that enter with a gradient: the activation between blocks.
         output_bytes: tensors that leave.
         is_lookup: its backward pass needs no weights, as that of an embedding.
+        is_rest: code outside the model's blocks: it runs forward once, what autograd keeps of it
+            stays on the GPU, and its gradients come all at once.
+        side_bytes: tensors without a gradient (masks, positions) that such code makes for the
+            blocks after it, which keep them on the GPU.
+        largest_parameter: elements of the largest parameter it trains, its own or a shared one; 0
+            if that is not known.
     """
 
     name: str
@@ -123,6 +129,9 @@ class BlockShape:
     input_bytes: Growth = Growth()
     output_bytes: Growth = Growth()
     is_lookup: bool = False
+    is_rest: bool = False
+    side_bytes: Growth = Growth()
+    largest_parameter: int = 0
 
     @property
     def forward_flops(self) -> Growth:
@@ -283,6 +292,9 @@ def _block_from(record: Any) -> BlockShape:
         input_bytes=_growth_from(record["input_bytes"]),
         output_bytes=_growth_from(record["output_bytes"]),
         is_lookup=_typed(record, "is_lookup", bool),
+        is_rest=_typed(record, "is_rest", bool),
+        side_bytes=_growth_from(record["side_bytes"]),
+        largest_parameter=_typed(record, "largest_parameter", int),
     )
 
 

@@ -47,6 +47,8 @@ class Stretch:
         segment: what ran; of the first of its kind for a repetition.
         block: the block, or None for what runs outside blocks.
         num_tokens: length of the sequence dimension of the tensor it received.
+        side_bytes: of what runs outside blocks, tensors without a gradient that go to the blocks
+            behind it.
     """
 
     label: str
@@ -55,6 +57,7 @@ class Stretch:
     input_bytes: int = 0
     output_bytes: int = 0
     num_tokens: int | None = None
+    side_bytes: int = 0
     parameters: set[int] = field(default_factory=set)
 
 
@@ -162,6 +165,7 @@ class _Tracer:
         parameters = {storage_key(parameter) for parameter in self._skeleton.fake_of.values()}
         buffers = {storage_key(buffer) for buffer in self._skeleton.module.buffers()}
         self.recorder = Recorder(parameters, buffers - parameters)
+        self._lasting = parameters | buffers
         self.stretches = [Stretch(label="embedding", segment=self.recorder.segment)]
         # The first block of each kind, and for each of its outputs the input that stands in for it.
         self._seen: dict[object, tuple[Stretch, Callable[[list[Any]], Any] | None]] = {}
@@ -206,6 +210,7 @@ class _Tracer:
             self._ran.add(block.name)
             self._leave(args, kwargs)
             entering = tensors_in((args, kwargs))
+            self._note_sides(entering)
             structure = self._traceable.structures[block.name]
             kind = (structure, block.list_name, tuple(_look(t) for t in entering))
             first, repeat = self._seen.get(kind, (None, None))
@@ -240,6 +245,15 @@ class _Tracer:
             return result
 
         return around
+
+    def _note_sides(self, entering: list[torch.Tensor]) -> None:
+        """Charge what enters without a gradient, the first time, to the code in front."""
+        rest = next(stretch for stretch in reversed(self.stretches) if stretch.block is None)
+        for tensor in entering:
+            key = storage_key(tensor)
+            if not tensor.requires_grad and key not in self._lasting:
+                self._lasting.add(key)
+                rest.side_bytes += tensor.untyped_storage().nbytes()
 
     def _leave(self, args: Any, kwargs: Any) -> None:
         last = self.stretches[-1]

@@ -48,7 +48,9 @@ def block_costs(
         bytes_by_choice[choice] += output_bytes[index].at(batch, sequence)
         if choice is not Choice.RECOMPUTE:
             available.add(index)
-    if skips_unneeded:
+    if shape.is_rest:
+        recompute = 0
+    elif skips_unneeded:
         recompute = recomputation(shape, available).flops.at(batch, sequence)
     else:
         recompute = sum(

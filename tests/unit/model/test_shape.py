@@ -93,7 +93,7 @@ def test_json_round_trip_is_exact():
 
 
 def test_json_carries_a_version():
-    assert json.loads(MODEL.to_json())["version"] == 2
+    assert json.loads(MODEL.to_json())["version"] == 3
 
 
 def changed(path, value):

@@ -14,6 +14,7 @@ from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan.block_costs import BlockCosts, block_costs
 from lohan.plan.ledger import Ledger, LedgerLine
 from lohan.plan.plan import BlockPlan
+from lohan.plan.policies.gpu_floor import GpuFloor
 from lohan.plan.pools import NUM_SPILL_SLOTS, BlockSizes, pool_sizes, trained_parameters
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
@@ -25,37 +26,8 @@ GPU_SHARE = 0.92
 RAM_SHARE = 0.90
 # Blocks of G16 in RAM that updates under the backward pass need to keep the lanes busy.
 MIN_GRADIENT_SLOTS = 4
-
-
-def working_bytes(kind: BlockShape, micro_batch: int, sequence: int) -> int:
-    """GPU memory one block's backward pass needs for activations and their gradients."""
-    largest_output = max(
-        (op.output_bytes.at(micro_batch, sequence) for op in kind.operators), default=0
-    )
-    return (
-        kind.saved_bytes.at(micro_batch, sequence)
-        + kind.input_bytes.at(micro_batch, sequence)
-        + kind.output_bytes.at(micro_batch, sequence)
-        # The gradient that comes in and the one being made.
-        + 2 * largest_output
-    )
-
-
-def _gpu_floor(
-    system: System, shape: ModelShape, batch: int, num_micro_batches: int, sequence: int
-) -> int:
-    micro_batch = batch // num_micro_batches
-    sizes = BlockSizes.of(shape)
-    working = max(working_bytes(kind, micro_batch, sequence) for kind in shape.kinds)
-    # All micro-batches are between the same two blocks at a time: what entered and what left.
-    inputs = max(kind.input_bytes.at(batch, sequence) for kind in shape.kinds)
-    # The head's input stays, and one micro-batch's share of two blocks is on its way to RAM.
-    activations = working + 2 * inputs + 2 * -(-inputs // num_micro_batches)
-    return (
-        system.num_weight_slots * sizes.largest_weights_bytes
-        + system.num_gradient_slots * sizes.largest_gradient_bytes
-        + activations
-    )
+# Numbers of micro-batches that are planned with before the best is taken.
+_NUM_COUNTS = 3
 
 
 def _divisors(number: int) -> list[int]:
@@ -63,32 +35,40 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // one for one in small)})
 
 
-def minimum_micro_batches(
+def micro_batch_counts(
     system: System,
     machine: Machine,
     shape: ModelShape,
     batch: int,
     sequence: int,
     given: int | None = None,
-) -> tuple[int, System]:
-    """Fewest micro-batches whose blocks fit on the GPU, with as many buffers as that leaves.
+) -> list[tuple[int, System]]:
+    """Numbers of micro-batches whose blocks fit on the GPU, with as many buffers as that leaves.
 
-    `given`: so many, whether they fit or not.
+    The fewest first and then some more; whatever needs least where none fits. `given`: so many,
+    whether they fit or not.
     """
     budget = int(machine.gpu.memory_bytes * GPU_SHARE)
-    sparest = replace(system, num_weight_slots=1, num_gradient_slots=1)
     counts = _divisors(batch) if given is None else [given]
-    for num_micro_batches in counts:
-        for weight_slots, gradient_slots in ((2, 2), (2, 1), (1, 1)):
-            candidate = replace(
-                system, num_weight_slots=weight_slots, num_gradient_slots=gradient_slots
-            )
-            needed = _gpu_floor(candidate, shape, batch, num_micro_batches, sequence)
-            # One buffer instead of two costs overlap at every block, a micro-batch more does not:
-            # weights move once per step however many there are.
-            if needed <= budget and (weight_slots == 2 or num_micro_batches == counts[-1]):
-                return num_micro_batches, candidate
-    return counts[-1], sparest
+    sizes = BlockSizes.of(shape)
+    floors = {count: GpuFloor.of(shape, batch, count, sequence) for count in counts}
+
+    def needed(count: int, weight_slots: int, gradient_slots: int) -> int:
+        return floors[count].total_bytes(with_slots(weight_slots, gradient_slots), sizes, count)
+
+    def with_slots(weight_slots: int, gradient_slots: int) -> System:
+        return replace(system, num_weight_slots=weight_slots, num_gradient_slots=gradient_slots)
+
+    # One buffer instead of two costs overlap at every block, a micro-batch more does not: weights
+    # move once per step however many there are.
+    found = []
+    for count in counts:
+        slots = next((own for own in (2, 1) if needed(count, 2, own) <= budget), None)
+        if slots is not None:
+            found.append((count, with_slots(2, slots)))
+    # Gradients of shared weights wait once per micro-batch, so that the most may not need least.
+    least = min(reversed(counts), key=lambda count: needed(count, 1, 1))
+    return found[:_NUM_COUNTS] or [(least, with_slots(1, 1))]
 
 
 @dataclass(frozen=True)
@@ -133,16 +113,18 @@ class OurMemory:
         return sum(sizes.values())
 
     @cached_property
+    def floor(self) -> GpuFloor:
+        """GPU memory that no choice of activations changes."""
+        return GpuFloor.of(self.shape, self.batch, self.num_micro_batches, self.workload.sequence)
+
+    @cached_property
     def spare_gpu_bytes(self) -> int:
         """GPU memory beyond weights, gradients and one block's working set."""
-        floor = _gpu_floor(
-            self.system, self.shape, self.batch, self.num_micro_batches, self.workload.sequence
-        )
-        inputs = max(
-            kind.input_bytes.at(self.batch, self.workload.sequence) for kind in self.shape.kinds
-        )
+        floor = self.floor
+        needed = floor.total_bytes(self.system, self.block_sizes, self.num_micro_batches)
         # What is on its way is counted with the choices that make it move.
-        return max(0, self.budgets[Tier.GPU] - floor + self.moving_bytes_of(inputs))
+        moving = self.moving_bytes_of(floor.largest_input_bytes)
+        return max(0, self.budgets[Tier.GPU] - needed + moving)
 
     def moving_bytes_of(self, swapped_bytes: int) -> int:
         """GPU memory for swapped outputs of the block at work and its neighbour, a micro-batch."""
@@ -186,19 +168,12 @@ class OurMemory:
         """Every line of the plan."""
         shape, num_gpus = self.shape, self.machine.num_gpus
         costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
-        micro_batch = self.batch // self.num_micro_batches
-        blocks = self.block_sizes
+        blocks, floor = self.block_sizes, self.floor
         sizes = pool_sizes(
             self.system,
             blocks,
             num_update_parts=self.num_update_parts,
             gradient_slots=gradient_slots,
-        )
-        working = max(
-            working_bytes(kind, micro_batch, self.workload.sequence) for kind in shape.kinds
-        )
-        between = max(
-            kind.input_bytes.at(self.batch, self.workload.sequence) for kind in shape.kinds
         )
         counts = [kind.num_parameters for kind in shape.blocks]
         trained = trained_parameters(shape)
@@ -210,6 +185,7 @@ class OurMemory:
         on_ssd = max(cost.to_ssd_bytes for cost in costs) * num_gpus
         batch_remedy = "use a smaller batch or a shorter sequence"
         block_remedy = "use a GPU with more memory or a model with smaller blocks"
+        split_remedy = "use a GPU with more memory or fewer micro-batches"
         ram_remedy = "give it more RAM"
 
         def line(
@@ -236,9 +212,14 @@ class OurMemory:
                 self.system.num_gradient_slots * blocks.largest_gradient_bytes,
                 block_remedy,
             ),
-            line(Tier.GPU, "one block's activations", working, batch_remedy, is_constant=True),
-            line(
-                Tier.GPU, "activations between two blocks", between, batch_remedy, is_constant=True
+            *(
+                line(Tier.GPU, purpose, nbytes, remedy, is_constant=True)
+                for purpose, nbytes, remedy in (
+                    ("the block at work", floor.working_bytes, batch_remedy),
+                    ("gradients of shared weights", floor.shared_gradient_bytes, split_remedy),
+                    ("activations between two blocks", floor.between_bytes, batch_remedy),
+                    ("activations outside blocks", floor.rest_bytes, batch_remedy),
+                )
             ),
             line(Tier.GPU, "activations on their way", self.moving_bytes(plans), batch_remedy),
             line(

@@ -14,6 +14,7 @@ from lohan.hardware.machine import Machine
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan.activations import SwapPoint, best_point, swap_points
 from lohan.plan.cost import StepLoad, Traffic, step_load
+from lohan.plan.policies.gpu_floor import is_outside
 from lohan.plan.policies.our_memory import OurMemory
 from lohan.plan.pools import NUM_SPILL_SLOTS, trained_parameters
 from lohan.plan.residency import Residency, fill_ram
@@ -89,9 +90,9 @@ class Search:
 
     @cached_property
     def orders(self) -> list[tuple[SwapStep, ...]]:
-        """Swap list of every block; embedding and head recompute nothing."""
+        """Swap list of every block; embedding, head and other code outside recompute nothing."""
         inner = [
-            swap_order(block, self.batch, self.workload.sequence, True)
+            () if block.is_rest else swap_order(block, self.batch, self.workload.sequence, True)
             for block in self.blocks[1:-1]
         ]
         return [(), *inner, ()][: len(self.blocks)]
@@ -99,9 +100,13 @@ class Search:
     @cached_property
     def inputs(self) -> list[int]:
         """Bytes that enter every block and may be swapped."""
-        sizes = [block.input_bytes.at(self.batch, self.workload.sequence) for block in self.blocks]
-        # The head's input is used at once; it never leaves the GPU.
-        return [*sizes[:-1], 0]
+        # What enters code outside blocks never leaves the GPU.
+        return [
+            0
+            if is_outside(self.shape, number)
+            else block.input_bytes.at(self.batch, self.workload.sequence)
+            for number, block in enumerate(self.blocks)
+        ]
 
     def choose(self, memory: OurMemory, spare: int) -> Chosen:
         """The candidate with the shortest estimate; `spare` is RAM beyond the buffers."""
@@ -154,7 +159,9 @@ class Search:
     def _kept_sizes(self) -> list[int]:
         """Bytes of the activations of the last 0, 1, 2, ... inner blocks."""
         sizes = [
-            kind.input_bytes.at(self.batch, self.workload.sequence)
+            0
+            if kind.is_rest
+            else kind.input_bytes.at(self.batch, self.workload.sequence)
             + sum(
                 op.output_bytes.at(self.batch, self.workload.sequence)
                 for op in kind.operators

@@ -1,8 +1,9 @@
 """The plan of `lohan+`: the split state, RAM residency, updates under both passes, micro-batches.
 
-Order of decisions: micro-batches until the GPU holds one; buffers; what waits for the norm; then
-what is kept and swapped (`our_search`); which updates run under the next forward pass; at last the
-decisions of every block, whole outputs and whole blocks of state at a time.
+Order of decisions: micro-batches until the GPU holds one, or more where that saves recomputing;
+buffers; what waits for the norm; then what is kept and swapped (`our_search`); which updates run
+under the next forward pass; at last the decisions of every block, whole outputs and whole blocks of
+state at a time.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from lohan.plan.activations import best_point, spread_tiers
 from lohan.plan.block_costs import block_costs
 from lohan.plan.cost import step_load
 from lohan.plan.plan import BlockPlan, Plan
-from lohan.plan.policies.our_memory import MIN_GRADIENT_SLOTS, OurMemory, minimum_micro_batches
+from lohan.plan.policies.gpu_floor import is_outside
+from lohan.plan.policies.our_memory import MIN_GRADIENT_SLOTS, OurMemory, micro_batch_counts
 from lohan.plan.policies.our_search import Chosen, Search
 from lohan.plan.pools import NUM_SPILL_SLOTS
 from lohan.plan.residency import choose_residents
@@ -42,6 +44,8 @@ OURS = System(
 # and not so many pieces that the list of tasks gets long.
 PART_PARAMETERS = 100_000_000
 MAX_PARTS = 6
+# More micro-batches must save at least this much: kernels on less are a little slower.
+_WORTH_SPLITTING = 0.98
 
 
 def plan_ours(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
@@ -64,37 +68,51 @@ class _Planner:
         return Search(self.machine, self.shape, self.workload)
 
     def plan(self) -> Plan:
-        num_micro_batches, system = minimum_micro_batches(
+        best: tuple[_Decided, Plan] | None = None
+        for num_micro_batches, system in micro_batch_counts(
             OURS,
             self.machine,
             self.shape,
             self.search.batch,
             self.workload.sequence,
             self.workload.num_micro_batches,
-        )
-        memory = OurMemory(
-            system=system,
-            machine=self.machine,
-            shape=self.shape,
-            workload=self.workload,
-            num_micro_batches=num_micro_batches,
-            num_update_parts=self.num_update_parts,
-        )
+        ):
+            way, plan = self._best_way(
+                OurMemory(
+                    system=system,
+                    machine=self.machine,
+                    shape=self.shape,
+                    workload=self.workload,
+                    num_micro_batches=num_micro_batches,
+                    num_update_parts=self.num_update_parts,
+                )
+            )
+            if best is None or (
+                plan.ledger.fits and self._seconds(way) < _WORTH_SPLITTING * self._seconds(best[0])
+            ):
+                best = (way, plan)
+            if not best[0].chosen.point.recompute_flops:
+                # Smaller micro-batches leave more room on the GPU, and there is room enough.
+                break
+        assert best is not None, "there is always a number of micro-batches"
+        return best[1]
+
+    def _best_way(self, memory: OurMemory) -> tuple["_Decided", Plan]:
+        """The fastest plan with so many micro-batches, of those that need least where none fits."""
         if not self.workload.clips_gradients:
-            return self._plan_of(self._without_clipping(memory))
-        ways = self._with_clipping(memory)
-        plans = [self._plan_of(way) for way in ways]
-        seconds = [
-            self.search.load(way.chosen, way.spare, way.memory.system).estimated_seconds
-            for way in ways
-        ]
+            way = self._without_clipping(memory)
+            return way, self._plan_of(way)
+        ways = [(way, self._plan_of(way)) for way in self._with_clipping(memory)]
 
-        def rank(way: int) -> tuple[int, int, float]:
+        def rank(of: tuple[_Decided, Plan]) -> tuple[int, int, float]:
             # Where neither fits, the one that needs less RAM is what a user must make room for.
-            short = plans[way].ledger.shortages()
-            return short.get(Tier.RAM, 0), short.get(Tier.SSD, 0), seconds[way]
+            short = of[1].ledger.shortages()
+            return short.get(Tier.RAM, 0), short.get(Tier.SSD, 0), self._seconds(of[0])
 
-        return plans[min(range(len(ways)), key=rank)]
+        return min(ways, key=rank)
+
+    def _seconds(self, way: "_Decided") -> float:
+        return self.search.load(way.chosen, way.spare, way.memory.system).estimated_seconds
 
     def _plan_of(self, decided: "_Decided") -> Plan:
         blocks = self._decide(decided)
@@ -209,13 +227,15 @@ class _Planner:
                 (Choice.SWAP_TO_RAM, in_ram // self.machine.num_gpus),
             ),
         )
-        plans[-1] = replace(plans[-1], input_choice=Choice.KEEP)
         last = len(plans) - 1
         for number in range(last - chosen.num_kept, last):
             saved = [op.index for op in self.search.blocks[number].operators if op.is_saved]
             plans[number] = BlockPlan(
                 input_choice=Choice.KEEP, choices=tuple((index, Choice.KEEP) for index in saved)
             )
+        for number in range(len(plans)):
+            if is_outside(self.shape, number) and number:
+                plans[number] = BlockPlan(input_choice=Choice.KEEP)
         residents = self._residents(decided, plans)
         return [
             replace(plan, residents=resident, defers_update=number in decided.deferred)
