@@ -172,17 +172,27 @@ class Disturbed:
     stage: str = "attach"
 
 
-def train(engine: Engine, case: EngineCase, told: Disturbed) -> None:
+BeforeStep = Callable[[Engine, str], None]
+"""Called before each step and seal of a run, with its stage."""
+
+
+def train(
+    engine: Engine, case: EngineCase, told: Disturbed, before: BeforeStep | None = None
+) -> None:
     """The steps that are left, with their seals."""
     steps = batches_of(case)
+    before = before or (lambda engine, stage: None)
     while engine.num_steps < case.num_steps:
         told.stage = f"step {engine.num_steps + 1}"
+        before(engine, told.stage)
         engine.step(steps[engine.num_steps])
         if engine.num_steps in SEALED_AFTER:
-            told.stage = "seal"
+            told.stage = f"seal {engine.num_steps}"
+            before(engine, told.stage)
             engine.seal()
             told.sealed = engine.num_steps
     told.stage = "synchronize"
+    before(engine, told.stage)
     engine.synchronize()
 
 
@@ -191,7 +201,7 @@ def disturbed_run(
     directory: Path,
     *,
     io: IoEngine | None = None,
-    prepare: Callable[[Engine], None] | None = None,
+    before: BeforeStep | None = None,
     **options: Any,
 ) -> Disturbed:
     """A run that may fail; closes it and checks that nothing is left of it."""
@@ -199,7 +209,7 @@ def disturbed_run(
     device = make_device(case.device)
     try:
         with watched():
-            _run(case, directory, told, prepare, {"io": io, "device": device, **options})
+            _run(case, directory, told, before, {"io": io, "device": device, **options})
             gc.collect()
         if case.device == "emulated" and told.error is None:
             assert device.bytes_in_use == 0
@@ -212,17 +222,15 @@ def _run(
     case: EngineCase,
     directory: Path,
     told: Disturbed,
-    prepare: Callable[[Engine], None] | None,
+    before: BeforeStep | None,
     options: dict[str, Any],
 ) -> None:
     model = build(case)
     engine = None
     try:
         engine = attach(case, model, optimizer_for(case, model), directory, **options)
-        told.run_id, told.sealed = engine.run_id, 0
-        if prepare is not None:
-            prepare(engine)
-        train(engine, case, told)
+        told.run_id, told.sealed = engine.run_id, engine.num_steps
+        train(engine, case, told, before)
     except BaseException as error:
         told.error = error.with_traceback(None)
     finally:

@@ -299,9 +299,10 @@ class StripedFile:
 
     def settle(self, ticket: StripedTicket) -> StorageError | None:
         """As `wait`, but gives the error back: for cleaning up after another one."""
-        error = ticket.settle(self._engine, self._checksums, self._layout, self._paths)
-        self._leave(ticket)
-        return error
+        try:
+            return ticket.settle(self._engine, self._checksums, self._layout, self._paths)
+        finally:
+            self._leave(ticket)
 
     def close(self, *, should_delete: bool = False) -> None:
         """Finish what was started, close the files; delete them if asked.
@@ -320,6 +321,8 @@ class StripedFile:
             unsettled = self._in_use.take_started()
         errors: list[LohanError] = []
         for ticket in unsettled:
+            # Nobody waits for it any more: the memory it was read to may be gone.
+            ticket.expected = ()
             try:
                 error = ticket.settle(self._engine, self._checksums, self._layout, self._paths)
             except ScheduleError as failed:  # the engine is of another process

@@ -45,14 +45,39 @@ class StripedTicket:
         """Wait for every part, then do once what follows from it. Returns the first error.
 
         Runs on: any thread. May block: yes, on the drives. All parts are waited for even when one
-        failed: until then the memory is not the caller's.
+        failed: until then the memory is not the caller's. So an interrupt is raised when they are
+        over; a second one at once, for a drive may never answer.
         """
-        error = None
+        error, interrupt = self._await_parts(engine)
+        error = self._settle_once(error, checksums, layout, paths)
+        if interrupt is not None:
+            raise interrupt
+        return error
+
+    def _await_parts(
+        self, engine: IoEngine
+    ) -> tuple[StorageError | None, KeyboardInterrupt | None]:
+        error, interrupt = None, None
         for part in self.parts:
             try:
-                engine.wait(part)
+                try:
+                    engine.wait(part)
+                except KeyboardInterrupt as raised:
+                    if interrupt is not None:
+                        raise
+                    interrupt = raised
+                    engine.wait(part)
             except StorageError as failed:
                 error = error or failed
+        return error, interrupt
+
+    def _settle_once(
+        self,
+        error: StorageError | None,
+        checksums: ChecksumTable,
+        layout: StripeLayout,
+        paths: tuple[str, ...],
+    ) -> StorageError | None:
         with self._lock:
             if not self._is_settled:
                 if error is None:
