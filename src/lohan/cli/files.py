@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterable
 
 from lohan.errors import ConfigError
-from lohan.report.whole_file import write_text
+from lohan.whole_file import write_text
 
 __all__ = ["check_outputs", "write_text"]
 

@@ -5,18 +5,17 @@ is made of the hardware's facts, so directories on the same drives share a profi
 never moves to another box unnoticed. Measures nothing.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
-import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from lohan.errors import ConfigError
 from lohan.measure.facts import MachineFacts
 from lohan.measure.measured import MeasuredMachine, facts_fields
+from lohan.whole_file import write_text
 
 MOST_AGE = timedelta(days=30)
 """Drives fill up and age, drivers change: older figures are taken again."""
@@ -108,24 +107,14 @@ def save_profile(
         ConfigError: it cannot be written; what was there before is untouched.
     """
     path = profile_path(profile.facts, directory=directory)
-    partial = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            partial = file.name
-            file.write(profile.to_json())
-        os.replace(partial, path)
-    except BaseException as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-        if not isinstance(error, OSError):
-            raise
+        write_text(path, profile.to_json())
+    except (OSError, ConfigError) as error:
+        reason = error.why if isinstance(error, ConfigError) else error.strerror or str(error)
         raise ConfigError(
             f"the profile cannot be kept in {path}",
-            why=error.strerror or str(error),
+            why=reason,
             remedy="set XDG_CACHE_HOME to a directory that can be written",
         ) from error
     return path

@@ -22,7 +22,7 @@ from lohan.report.sections.memory import memory_section, wear_section
 from lohan.report.sections.settings import plan_section, settings_section
 from lohan.report.sections.training import speed_section, training_section
 from lohan.report.svg import text_of
-from lohan.report.whole_file import write_text
+from lohan.whole_file import write_text
 
 REPORT_NAME = "report.html"
 _LONGEST_NAME = 100

@@ -36,7 +36,7 @@ def test_a_kept_profile_is_found_again(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "cache" / "lohan"
     path = save_profile(profile(), directory=directory)
     assert path.parent == directory
-    assert path.stat().st_mode & 0o077 == 0
+    assert path.parent.stat().st_mode & 0o077 == 0
     found = load_profile(profile().facts, directory=directory, now=NOW)
     assert found.profile == profile()
     assert str(path) in found.reason

@@ -1,7 +1,8 @@
 """Writing a file so that it is there whole or not at all.
 
-Owns the replacement and its permissions. Called for reports, and by commands for every file they
-were told to write.
+Owns the replacement and its permissions; what must outlive a power cut is synced as well, by
+`train.durable_files`. Called for profiles and reports, and by commands for every file they were
+told to write.
 """
 
 import contextlib
