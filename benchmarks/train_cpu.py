@@ -8,109 +8,35 @@ Runs, each in a process of its own, on the same batches from the same weights:
   lohan                   all states on SSD, activations kept (memory to spare)
   lohan, recomputed       all states on SSD, every activation recomputed, a tight RAM budget
   lohan, with RAM         as `lohan.attach` plans it with the given --ram
+  DeepSpeed               ZeRO-Infinity, parameters and states on SSD (with --deepspeed PYTHON only)
+  DeepSpeed, checkpointed the same with activation checkpointing
 
-Prints tokens/s (median step), peak RSS after warm-up, bytes read and written per parameter and
-step, and the ratios; the last line is one JSON object.
+--read-mbps and --write-mbps throttle the drive of the first --ssd for every system alike (root and
+cgroup v1). Prints tokens/s (median step), peak RSS after warm-up, bytes read and written per
+parameter and step, and the ratios; the last line is one JSON object.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
-MODELS = {
-    # hidden, intermediate, layers, heads, key-value heads, vocabulary
-    "llama-20m": (256, 704, 4, 4, 4, 32000),
-    "llama-134m": (768, 2048, 12, 12, 12, 32000),
-    "llama-271m": (1024, 2816, 16, 16, 16, 32000),
-    "llama-1100m": (2048, 5632, 22, 32, 4, 32000),
-}
+from cpu_workload import DECAY, LR, MODELS, Meter, batch_of, config_of, first_weights
+
 SYSTEMS = (
     "in memory",
     "in memory, checkpointed",
     "lohan",
     "lohan, recomputed",
     "lohan, with RAM",
+    "DeepSpeed",
+    "DeepSpeed, checkpointed",
 )
-LR, DECAY = 3e-4, 0.01
-
-
-def config_of(name: str, sequence: int):
-    from transformers import LlamaConfig
-
-    hidden, inner, layers, heads, kv_heads, vocabulary = MODELS[name]
-    return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=vocabulary,
-        max_position_embeddings=max(2048, sequence),
-        use_cache=False,
-        tie_word_embeddings=False,
-    )
-
-
-def batch_of(step: int, args) -> dict:
-    import torch
-
-    generator = torch.Generator().manual_seed(1000 + step)
-    tokens = torch.randint(0, 512, (args.batch, args.seq), generator=generator)
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def first_weights(model, seed: int):
-    """Every parameter's first value, the same for all systems, one tensor at a time."""
-    import torch
-
-    for name, parameter in model.named_parameters():
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + len(name) + parameter.numel())
-        if parameter.dim() == 1:
-            yield name, torch.ones(parameter.shape, dtype=torch.bfloat16)
-        else:
-            values = torch.empty(parameter.shape)
-            yield name, values.normal_(0.0, 0.02, generator=generator).to(torch.bfloat16)
-
-
-class Meter:
-    """Step times and the peak of resident memory after warm-up."""
-
-    def __init__(self, warmup: int) -> None:
-        self.warmup, self.seconds, self.losses = warmup, [], []
-
-    def begin(self, step: int) -> None:
-        """A step begins."""
-        if step == self.warmup:
-            Path("/proc/self/clear_refs").write_text("5")
-        self._started = time.perf_counter()
-
-    def end(self, step: int, loss: float) -> None:
-        """A step has ended."""
-        if step >= self.warmup:
-            self.seconds.append(time.perf_counter() - self._started)
-        self.losses.append(loss)
-
-    def report(self, args, **more) -> None:
-        """Print one JSON line for the parent process."""
-        status = Path("/proc/self/status").read_text()
-        peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        print(
-            json.dumps(
-                {
-                    "tokens_per_second": args.batch * args.seq / statistics.median(self.seconds),
-                    "step_seconds": statistics.median(self.seconds),
-                    "peak_rss_mib": int(peak.split()[1]) / 1024,
-                    "last_loss": self.losses[-1],
-                    **more,
-                }
-            )
-        )
 
 
 def train_in_memory(args, is_checkpointed: bool) -> None:
@@ -217,17 +143,46 @@ def train_with_lohan(args, system: str) -> None:
 
 def run_one(args, system: str) -> dict:
     """One system in a process of its own."""
-    command = [sys.executable, __file__, "--system", system]
-    for name in ("model", "batch", "seq", "steps", "warmup", "ram", "parts"):
+    shared = ["model", "batch", "seq", "steps", "warmup"]
+    if system.startswith("DeepSpeed"):
+        command = [args.deepspeed, str(Path(__file__).with_name("deepspeed_cpu.py"))]
+        command += ["--checkpointed"] if "checkpointed" in system else []
+    else:
+        command = [sys.executable, __file__, "--system", system]
+        shared += ["ram", "parts"]
+        command += ["--threads", str(args.threads)] if args.threads else []
+    for name in shared:
         command += [f"--{name}", str(getattr(args, name))]
     for directory in args.ssd:
         command += ["--ssd", directory]
-    if args.threads:
-        command += ["--threads", str(args.threads)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         return {"error": f"exit code {done.returncode}"}
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@contextlib.contextmanager
+def throttled(args) -> Iterator[None]:
+    """Slow the drive down for this process and its children."""
+    if not (args.read_mbps or args.write_mbps):
+        yield
+        return
+    group = Path(f"/sys/fs/cgroup/blkio/train_cpu.{os.getpid()}")
+    drive = os.stat(args.ssd[0]).st_dev
+    try:
+        group.mkdir()
+        for way, rate in (("read", args.read_mbps), ("write", args.write_mbps)):
+            if rate:
+                limit = f"{os.major(drive)}:{os.minor(drive)} {rate * 10**6}"
+                (group / f"blkio.throttle.{way}_bps_device").write_text(limit)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        sys.exit(f"the drive cannot be throttled ({error}): this needs root and cgroup v1")
+    try:
+        yield
+    finally:
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
 
 
 def main() -> None:
@@ -241,6 +196,9 @@ def main() -> None:
     parser.add_argument("--ram", default="4GiB", help="RAM budget of lohan")
     parser.add_argument("--parts", type=int, default=4, help="pieces of the largest block's update")
     parser.add_argument("--threads", type=int, default=None, help="of lohan's CPU update")
+    parser.add_argument("--deepspeed", help="an interpreter that has DeepSpeed for the CPU")
+    parser.add_argument("--read-mbps", type=int, help="throttle reads from the drive")
+    parser.add_argument("--write-mbps", type=int, help="throttle writes to the drive")
     parser.add_argument("--only", action="append", help="run these systems only")
     parser.add_argument("--trace", help="write what the lanes did to this file (one system)")
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
@@ -253,49 +211,67 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as own:
         args.ssd = args.ssd or [own]
-        systems = [one for one in SYSTEMS if not args.only or one in args.only]
-        found = {}
-        print(f"{args.model}, batch {args.batch} x {args.seq}, {os.cpu_count()} cores")
-        for system in systems:
-            found[system] = one = run_one(args, system)
-            if "error" in one:
-                print(f"  {system:24} {one['error']}")
-                continue
-            traffic = ""
-            if "read_bytes_per_parameter" in one:
-                traffic = (
-                    f", {one['read_bytes_per_parameter']:.1f} B read and "
-                    f"{one['written_bytes_per_parameter']:.1f} B written per parameter"
-                )
-            print(
-                f"  {system:24} {one['tokens_per_second']:8.1f} tokens/s, peak RSS "
-                f"{one['peak_rss_mib']:6.0f} MiB{traffic}"
+        with throttled(args):
+            compare(args)
+
+
+def compare(args) -> None:
+    """Run the systems one after another and print their figures and ratios."""
+    systems = [one for one in SYSTEMS if args.deepspeed or not one.startswith("DeepSpeed")]
+    systems = [one for one in systems if not args.only or one in args.only]
+    found = {}
+    print(f"{args.model}, batch {args.batch} x {args.seq}, {os.cpu_count()} cores")
+    for system in systems:
+        found[system] = one = run_one(args, system)
+        if "error" in one:
+            print(f"  {system:24} {one['error']}")
+            continue
+        traffic = ""
+        if "read_bytes_per_parameter" in one:
+            traffic = (
+                f", {one['read_bytes_per_parameter']:.1f} B read and "
+                f"{one['written_bytes_per_parameter']:.1f} B written per parameter"
             )
-
-        def ratio(one: str, other: str) -> float | None:
-            speeds = [found.get(name, {}).get("tokens_per_second") for name in (one, other)]
-            return speeds[0] / speeds[1] if all(speeds) else None
-
-        ratios = {
-            "lohan_to_in_memory": ratio("lohan", "in memory"),
-            "recomputed_to_checkpointed": ratio("lohan, recomputed", "in memory, checkpointed"),
-            "with_ram_to_in_memory": ratio("lohan, with RAM", "in memory"),
-        }
-        for name, value in ratios.items():
-            if value is not None:
-                print(f"  {name.replace('_', ' '):34} {value:.3f}")
         print(
-            json.dumps(
-                {
-                    "benchmark": "train_cpu",
-                    "model": args.model,
-                    "batch": args.batch,
-                    "sequence": args.seq,
-                    "ratios": ratios,
-                    "systems": found,
-                }
-            )
+            f"  {system:24} {one['tokens_per_second']:8.1f} tokens/s, peak RSS "
+            f"{one['peak_rss_mib']:6.0f} MiB{traffic}",
+            flush=True,
         )
+
+    def ratio(one: str, other: str, figure: str = "tokens_per_second") -> float | None:
+        figures = [found.get(name, {}).get(figure) for name in (one, other)]
+        return figures[0] / figures[1] if all(figures) else None
+
+    ratios = {
+        "lohan_to_in_memory": ratio("lohan", "in memory"),
+        "recomputed_to_checkpointed": ratio("lohan, recomputed", "in memory, checkpointed"),
+        "with_ram_to_in_memory": ratio("lohan, with RAM", "in memory"),
+        "lohan_to_deepspeed": ratio("lohan", "DeepSpeed"),
+        "recomputed_to_deepspeed_checkpointed": ratio(
+            "lohan, recomputed", "DeepSpeed, checkpointed"
+        ),
+        "memory_of_lohan_to_deepspeed": ratio("lohan", "DeepSpeed", "peak_rss_mib"),
+        "memory_of_recomputed_to_deepspeed_checkpointed": ratio(
+            "lohan, recomputed", "DeepSpeed, checkpointed", "peak_rss_mib"
+        ),
+    }
+    for name, value in ratios.items():
+        if value is not None:
+            print(f"  {name.replace('_', ' '):50} {value:.3f}")
+    print(
+        json.dumps(
+            {
+                "benchmark": "train_cpu",
+                "model": args.model,
+                "batch": args.batch,
+                "sequence": args.seq,
+                "read_mbps": args.read_mbps,
+                "write_mbps": args.write_mbps,
+                "ratios": ratios,
+                "systems": found,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
