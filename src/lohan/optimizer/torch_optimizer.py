@@ -50,12 +50,6 @@ class AdamW(torch.optim.Optimizer):
         *,
         max_grad_norm: float | None = 1.0,
     ) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ConfigError(
-                f"max_grad_norm is {max_grad_norm!r}",
-                why="gradients cannot be scaled to a norm of zero or less",
-                remedy="give a number above 0, or None for no clipping",
-            )
         self.max_grad_norm = max_grad_norm
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -67,6 +61,12 @@ class AdamW(torch.optim.Optimizer):
         Raises:
             ConfigError: a number cannot be meant.
         """
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ConfigError(
+                f"max_grad_norm is {self.max_grad_norm!r}",
+                why="gradients cannot be scaled to a norm of zero or less",
+                remedy="give a number above 0, or None for no clipping",
+            )
         return [
             GroupRates(
                 settings=AdamWSettings(

@@ -85,7 +85,7 @@ class Engine:
         batches = self._setup.on_device(micro_batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
         shares = loss_weights(batches, weights, is_causal=self._setup.is_causal)
-        rates, running = self.optimizer.rates(), self._plan_for(batches)
+        rates, running = self._setup.rates_of(self.optimizer), self._plan_for(batches)
         with self._failing_for_good():
             self._learn_draws(running, batches, loss_fn)
             result = self._step(running, batches, loss_fn, shares, rates)

@@ -5,6 +5,7 @@ the engine asks it for what a plan needs.
 """
 
 import contextlib
+import math
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from lohan.device.device import Device
 from lohan.errors import ConfigError, HardwareError
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
+from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.runtime.loss import Progress
@@ -129,6 +131,37 @@ class RunSetup:
             )
             for batch in batches
         ]
+
+    def rates_of(self, optimizer: AdamW) -> list[GroupRates]:
+        """The optimizer's settings for the next step, if what was changed since it was attached
+        can be followed.
+
+        Raises:
+            ConfigError: it cannot; nothing was changed.
+        """
+        rates, norm = optimizer.rates(), optimizer.max_grad_norm
+        if norm is not None and math.isfinite(norm) and not self.waits_for_norm:
+            raise ConfigError(
+                f"max_grad_norm was None when the model was attached and is {norm} now",
+                why="updates were planned to run before all gradients and their norm are known",
+                remedy="attach again with it, or from the start with a norm that is never reached",
+            )
+        grouped = optimizer.group_of()
+        for own in self.sets.values():
+            for name, parameter in own.parameters.items():
+                if parameter.requires_grad and name not in own.trainable:
+                    raise ConfigError(
+                        f"{name} was frozen when the model was attached and is trainable now",
+                        why="it has no master and no moments to update",
+                        remedy="attach with it trainable, then freeze it until it is to learn",
+                    )
+                if name in own.trainable and id(parameter) not in grouped:
+                    raise ConfigError(
+                        f"{name} is in no group of the optimizer any more",
+                        why="its learning rate is not known",
+                        remedy="leave it in a group; freeze it (requires_grad_(False)) to keep it",
+                    )
+        return rates
 
     def plan(self, shape: ModelShape, sizes: BatchSizes) -> PlannedRun:
         """Plan steps of some sizes; what is resident by now stays so.

@@ -99,6 +99,9 @@ class ParameterSet:
     ) -> None:
         self.name = name
         self.parameters = dict(parameters)
+        self.trainable = frozenset(n for n, p in self.parameters.items() if p.requires_grad)
+        """Names of those that had a gradient when this was made: states have places for these. One
+        that is frozen later has no gradient and keeps its place."""
         self.layout = layout or ParameterLayout.pack(self.parameters)
         self._flat: torch.Tensor | None = None
         self._bound = self.layout

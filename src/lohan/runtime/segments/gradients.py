@@ -39,7 +39,7 @@ class SegmentGradients:
 
 def gradient_layout(parameters: ParameterSet) -> ParameterLayout:
     """Where a segment's gradients lie: as the parameters do, or packed if some are frozen."""
-    trainable = {n: p for n, p in parameters.parameters.items() if p.requires_grad}
+    trainable = {n: p for n, p in parameters.parameters.items() if n in parameters.trainable}
     if len(trainable) == len(parameters.parameters):
         return parameters.layout
     return ParameterLayout.pack(trainable)

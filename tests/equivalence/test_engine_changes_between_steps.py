@@ -1,0 +1,99 @@
+"""What users change between steps: followed to the bit, or refused before anything happens."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lohan.errors import ConfigError
+from lohan.optimizer.torch_optimizer import AdamW
+from support.toy_models import Toy, ToyBlock
+from support.toy_runs import (
+    Change,
+    assert_same_toys,
+    attach_toy,
+    make_toy,
+    run_toy,
+    toy_optimizer,
+    toy_steps,
+)
+
+
+def make() -> Toy:
+    return Toy(lambda _: ToyBlock())
+
+
+def freeze_then_thaw(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    for parameter in model.blocks[1].up.parameters():
+        parameter.requires_grad_(step not in (1, 2))
+
+
+def freeze_the_beginning(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    for part in (model.enter, model.blocks[0]):
+        part.requires_grad_(step < 1)
+
+
+def change_all_rates(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    for number, group in enumerate(optimizer.param_groups):
+        group["lr"] = torch.tensor(1e-3 * (step + 1) * (number + 1))
+        group["weight_decay"], group["betas"] = 0.01 * step, (0.9 - 0.1 * step, 0.99)
+
+
+def change_clipping(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    optimizer.max_grad_norm = [0.01, None, math.inf, 0.02][step]
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize(
+    "change", [freeze_then_thaw, freeze_the_beginning, change_all_rates, change_clipping]
+)
+def test_changes_between_steps_are_followed(change: Change, device: str, tmp_path: Path) -> None:
+    assert_same_toys(*run_toy(make, tmp_path, steps=toy_steps(4), change=change, device=device))
+
+
+def thaw(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    model.enter.requires_grad_(True)
+
+
+def clip(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    optimizer.max_grad_norm = 0.5
+
+
+def clip_to_nothing(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    optimizer.max_grad_norm = 0.0
+
+
+def leave_its_group(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    optimizer.param_groups[1]["params"].clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (thaw, "enter.weight was frozen when the model was attached"),
+        (clip, "max_grad_norm was None when the model was attached and is 0.5 now"),
+        (clip_to_nothing, "max_grad_norm is 0.0"),
+        (leave_its_group, "is in no group of the optimizer any more"),
+    ],
+)
+def test_changes_that_cannot_be_followed_are_refused_and_can_be_undone(
+    change: Change, words: str, tmp_path: Path
+) -> None:
+    model = make_toy(make)
+    model.enter.requires_grad_(False)
+    optimizer = toy_optimizer(model, max_grad_norm=None)
+    batches = toy_steps(1)[0]
+    with attach_toy(model, optimizer, tmp_path) as engine:
+        engine.step(batches)
+        before = optimizer.max_grad_norm, [list(g["params"]) for g in optimizer.param_groups]
+        change(1, model, optimizer)
+        with pytest.raises(ConfigError, match=words):
+            engine.step(batches)
+        optimizer.max_grad_norm = before[0]
+        for group, parameters in zip(optimizer.param_groups, before[1], strict=True):
+            group["params"][:] = parameters
+        model.enter.requires_grad_(False)
+        assert engine.step(batches).step == 2
+        engine.close(should_delete=True)

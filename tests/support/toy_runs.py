@@ -1,0 +1,195 @@
+"""Toy models on the engine and in a plain loop, with something changed between the steps."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lohan.optimizer import reference
+from lohan.optimizer.settings import prepare_step
+from lohan.optimizer.torch_optimizer import AdamW, clip_scale
+from lohan.runtime.attach import attach_engine
+from lohan.runtime.engine import Engine
+from lohan.runtime.loss import loss_weights
+from lohan.runtime.segments import LossFunction
+from lohan.runtime.segments.micro_batch import loss_of
+from lohan.store import StateLayout
+from support.in_memory_training import global_norm
+from support.small_machines import small_machine
+from support.toy_models import toy_batches
+
+MIB = 1 << 20
+
+Change = Callable[[int, nn.Module, AdamW], None]
+"""What is done to model and optimizer before a step, counted from 0."""
+
+
+def nothing_changes(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    """Every step is as the one before."""
+
+
+@dataclass
+class ToyRun:
+    """What a run left behind."""
+
+    losses: list[list[float]]
+    masters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+
+def toy_steps(num_steps: int = 3, num_micro_batches: int = 2) -> list[list[dict[str, Any]]]:
+    """Batches for `Toy`, in bf16."""
+    batches = [
+        {name: values.bfloat16() for name, values in batch.items()}
+        for batch in toy_batches(num_steps * num_micro_batches)
+    ]
+    return [
+        batches[first : first + num_micro_batches]
+        for first in range(0, len(batches), num_micro_batches)
+    ]
+
+
+def toy_optimizer(model: nn.Module, max_grad_norm: float | None = 1.0) -> AdamW:
+    """Matrices decay, the rest does not and learns faster."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": 0.1},
+        {"params": others, "weight_decay": 0.0, "lr": 6e-3},
+    ]
+    return AdamW(groups, lr=3e-3, max_grad_norm=max_grad_norm)
+
+
+def attach_toy(
+    model: nn.Module,
+    optimizer: AdamW,
+    directory: Path,
+    *,
+    example: Any = None,
+    device: str = "cpu",
+    loss_fn: LossFunction | None = None,
+) -> Engine:
+    """An engine with room for everything."""
+    return attach_engine(
+        model,
+        optimizer,
+        ssd=[directory],
+        ram_bytes=64 * MIB,
+        gpu_bytes=64 * MIB,
+        machine=small_machine(),
+        num_threads=1,
+        example=toy_steps(1, 1)[0][0] if example is None else example,
+        loss_fn=loss_fn,
+        device=device,
+    )
+
+
+def make_toy(make: Callable[[], nn.Module]) -> nn.Module:
+    """A toy in bf16, the same for every call."""
+    torch.manual_seed(1)
+    model = make().train()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
+def run_toy(
+    make: Callable[[], nn.Module],
+    directory: Path,
+    *,
+    steps: Sequence[Sequence[Any]] | None = None,
+    change: Change = nothing_changes,
+    device: str = "cpu",
+    max_grad_norm: float | None = 1.0,
+    loss_fn: LossFunction | None = None,
+    after_step: Callable[[Engine], None] | None = None,
+) -> tuple[ToyRun, ToyRun]:
+    """The same training on the engine and in memory."""
+    steps = toy_steps() if steps is None else steps
+    model = make_toy(make)
+    twin = copy.deepcopy(model)
+    optimizer = toy_optimizer(model, max_grad_norm)
+    losses = []
+    with attach_toy(
+        model, optimizer, directory, example=steps[0][0], device=device, loss_fn=loss_fn
+    ) as engine:
+        layout = engine.store.layout
+        torch.manual_seed(5)
+        for number, batches in enumerate(steps):
+            change(number, model, optimizer)
+            losses.append(list(engine.step(batches).losses))
+            if after_step is not None:
+                after_step(engine)
+        ours = ToyRun(
+            losses=losses,
+            masters={name: master.clone() for name, master in engine.weights()},
+            buffers=dict(model.named_buffers()),
+        )
+        engine.close(should_delete=True)
+    torch.manual_seed(5)
+    return ours, _in_memory(twin, steps, change, layout, max_grad_norm, loss_fn)
+
+
+def _in_memory(
+    model: nn.Module,
+    steps: Sequence[Sequence[Any]],
+    change: Change,
+    layout: StateLayout,
+    max_grad_norm: float | None,
+    loss_fn: LossFunction | None,
+) -> ToyRun:
+    optimizer = toy_optimizer(model, max_grad_norm)
+    named = dict(model.named_parameters())
+    masters = {name: p.detach().float().clone() for name, p in named.items()}
+    first = {name: torch.zeros_like(master) for name, master in masters.items()}
+    second = {name: torch.zeros_like(master) for name, master in masters.items()}
+    counts = dict.fromkeys(named, 0)
+    losses = []
+    for number, batches in enumerate(steps):
+        change(number, model, optimizer)
+        model.zero_grad(set_to_none=True)
+        losses.append([])
+        for batch, weight in zip(batches, loss_weights(batches, None, is_causal=True), strict=True):
+            loss = loss_of(model, batch, loss_fn)
+            loss = loss if weight == 1.0 else loss * weight
+            loss.backward()
+            losses[-1].append(float(loss.detach()))
+        gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
+        scale = clip_scale(global_norm(gradients, layout, torch.bfloat16), optimizer.max_grad_norm)
+        group_of, rates = optimizer.group_of(), optimizer.rates()
+        for name, gradient in gradients.items():
+            counts[name] += 1
+            scalars = prepare_step(
+                rates[group_of[id(named[name])]].settings,
+                step=counts[name],
+                num_elements=gradient.numel(),
+                grad_scale=scale,
+            )
+            flat = [state.view(-1) for state in (masters[name], first[name], second[name])]
+            updated = reference.adamw_elements(
+                reference.widened(gradient.reshape(-1)), *flat, scalars
+            )
+            for state, values in zip(flat, updated, strict=True):
+                state.copy_(values)
+            named[name].data.copy_(masters[name].to(torch.bfloat16))
+    return ToyRun(losses=losses, masters=masters, buffers=dict(model.named_buffers()))
+
+
+def assert_same_toys(ours: ToyRun, plain: ToyRun) -> None:
+    """Equal in every bit."""
+    assert ours.losses == plain.losses
+    different = [
+        name
+        for name, master in plain.masters.items()
+        if not torch.equal(ours.masters[name].view(torch.int32), master.view(torch.int32))
+    ]
+    different += [
+        name
+        for name, buffer in plain.buffers.items()
+        if not torch.equal(ours.buffers[name], buffer)
+    ]
+    assert not different, different
