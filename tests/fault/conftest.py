@@ -1,5 +1,6 @@
 """Settings of tests in which things go wrong."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,3 +14,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """A shell ignores Ctrl-C for what it starts in the background, tests and their children too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
