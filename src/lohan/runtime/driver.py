@@ -122,6 +122,10 @@ class StepDriver:
         self._tasks.clear()
         self._visit, self._current = None, None
 
+    def updated_so_far(self) -> str:
+        """Which blocks the last step has updated; after lanes have ended."""
+        return self._records[max(self._records)].updated_so_far(self._names)
+
     def before(self, segment: BlockId, phase: Phase) -> None:
         """Bring a segment's weights: wait for the tasks in front of its work."""
         kind = ComputeKind.FORWARD if phase is Phase.FORWARD else ComputeKind.BACKWARD

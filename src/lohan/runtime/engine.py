@@ -17,19 +17,18 @@ from lohan.errors import OutOfSpace
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.plan import Plan
 from lohan.runtime.lane_load import LaneLoad
-from lohan.runtime.loss import LossScale, loss_weights, num_tokens, weighted
+from lohan.runtime.loss import LossScale, counted_losses, loss_weights, num_tokens
 from lohan.runtime.planning import PlannedRun, seconds_of
 from lohan.runtime.profiling import ProfilingStep
 from lohan.runtime.results import RunCounters, Sealed, StepResult, closed_error, failed_error
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan, start_running
 from lohan.runtime.segments import LossFunction
-from lohan.runtime.step_record import StepRecord, groups_by_name
+from lohan.runtime.step_record import StepRecord, groups_by_name, looks_at_gradients
 from lohan.runtime.traced_model import sizes_of
 from lohan.simulate import SimulatedStep
 from lohan.store import StateStore
 from lohan.trace import Recorder, Trace
-from lohan.vocabulary import ComputeKind
 
 _NUM_TRACED_SPANS = 20_000
 COUNTERS_KEY = "lohan"
@@ -246,7 +245,6 @@ class Engine:
         scale = self._counters.scale.value if self._counters.scale is not None else None
         record = self._record(rates, scale)
         tasks, number = running.rolling.step(), running.rolling.num_passes - 1
-        norm = [task for task in tasks if _is_norm(task)]
         self._load.begin(started)
         running.activations.begin(
             running.planned.plan, number, running.rolling.pools["moving"].capacity_bytes
@@ -257,13 +255,17 @@ class Engine:
         running.driver.begin(tasks, number, record)
         with self._setup.device.compute():
             found = running.model.step(
-                batches, weighted(loss_fn, batches, shares, scale), choices=running.planned.choices
+                batches,
+                loss_fn,
+                factors=[share * (scale or 1.0) for share in shares],
+                choices=running.planned.choices,
             )
         running.driver.end()
         running.activations.end()
-        for task in norm:
+        # Gradients that are not finite are this step's failure, not that of a later call.
+        for task in filter(looks_at_gradients, tasks):
             running.lanes.wait(task.id)
-        losses = tuple(float(loss) / (scale or 1.0) for loss in found)
+        losses = counted_losses(found, shares, scale)
         self._counters.count(record)
         ended = time.perf_counter()
         after = running.counters
@@ -385,8 +387,8 @@ class Engine:
             if self._failure is None:
                 self._failure = error
             if self._running is not None:
-                self._running.lanes.stop(error)
-                self._stop_running(should_finish=False)
+                running, self._running = self._running, None
+                running.fail(error)
             raise
 
     def _refuse_if_over(self) -> None:
@@ -394,7 +396,3 @@ class Engine:
             raise closed_error()
         if self._failure is not None:
             raise failed_error(self._failure, self.run_id, self.sealed) from self._failure
-
-
-def _is_norm(task: Any) -> bool:
-    return getattr(task.action, "kind", None) is ComputeKind.NORM

@@ -113,7 +113,8 @@ class GradientMoves:
         num_bad = sum_of_squares(values, sums, num_threads=self._num_threads)
         record.add_sums(task.block, sums, begin // LEAF_ELEMENTS, num_bad)
         if num_bad and not record.waits_for_norm and record.policy is NonFinitePolicy.STOP:
-            raise nonfinite_error(record.number, {task.block: num_bad}, self._names)
+            found = {task.block: record.num_nonfinite[task.block]}
+            raise nonfinite_error(record.number, found, self._names)
 
     def spill(self, task: Task) -> None:
         """RAM -> SSD, in the pieces that updates read. Runs on: the write lane."""

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
-from lohan.runtime.segments import LossFunction
-from lohan.runtime.segments.micro_batch import loss_of
 
 IGNORED_LABEL = -100
 _FIRST_SCALE = 2.0**16
@@ -52,6 +50,17 @@ def loss_weights(
     return [count / total for count in known]
 
 
+def counted_losses(
+    found: Sequence[torch.Tensor], weights: Sequence[float], scale: float | None
+) -> tuple[float, ...]:
+    """Weighted losses as numbers, without the loss scale. One that counts for nothing is nothing,
+    also where it is NaN: the mean over no token."""
+    return tuple(
+        float(loss) / (scale or 1.0) if weight else 0.0
+        for loss, weight in zip(found, weights, strict=True)
+    )
+
+
 def num_counted_tokens(batch: Any, *, is_causal: bool) -> int | None:
     """Labels that count; None without labels. A causal model predicts none for the first token."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
@@ -72,25 +81,6 @@ def num_tokens(batch: Any) -> int:
         if tensor.dim() == 2 and not tensor.is_floating_point():
             return tensor.numel()
     return max((tensor.shape[0] for tensor in tensors if tensor.dim()), default=0)
-
-
-def weighted(
-    loss_fn: LossFunction | None,
-    batches: Sequence[Any],
-    weights: Sequence[float],
-    scale: float | None,
-) -> LossFunction | None:
-    """A loss function that multiplies by the weight of the batch, and by a loss scale."""
-    factors = {
-        id(batch): weight * (scale or 1.0) for batch, weight in zip(batches, weights, strict=True)
-    }
-    if all(factor == 1.0 for factor in factors.values()):
-        return loss_fn
-
-    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        return loss_of(model, batch, loss_fn) * factors[id(batch)]
-
-    return loss
 
 
 @dataclass(slots=True, kw_only=True)

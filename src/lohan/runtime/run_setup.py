@@ -28,7 +28,7 @@ from lohan.runtime.randomness import DrawLedger
 from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
 from lohan.runtime.slots import ParameterSet
 from lohan.runtime.step_record import NonFinitePolicy
-from lohan.runtime.traced_model import BatchSizes, TracedModel
+from lohan.runtime.traced_model import BatchSizes, TracedModel, plain_batch
 from lohan.runtime.weight_map import map_weights, state_entries
 from lohan.ssd import (
     ALIGNMENT_BYTES,
@@ -127,7 +127,7 @@ class RunSetup:
                     if isinstance(leaf, torch.Tensor) and leaf.device != target
                     else leaf
                 ),
-                batch,
+                plain_batch(batch),
             )
             for batch in batches
         ]

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lohan.errors import NonFiniteGradients
 from lohan.runtime.driver import THREADED_LANES, StepDriver
 from lohan.runtime.gradient_moves import GradientMoves
 from lohan.runtime.lanes import LaneExecutor
@@ -69,6 +70,13 @@ class RunningPlan:
         plan, machine = self.planned.plan, self.planned.machine
         schedule = settled_schedule(plan, machine)
         return trace_of(schedule, replay(schedule, plan, machine), plan, machine)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop because of an error, which is told what cannot be known before lanes have ended."""
+        self.lanes.stop(error)
+        self.close(should_finish=False)
+        if isinstance(error, NonFiniteGradients):
+            error.add_note(self.driver.updated_so_far())
 
     def close(self, *, should_finish: bool) -> None:
         """End the lanes, after all tasks or after the one each is at, and let memory go."""

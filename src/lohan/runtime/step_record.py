@@ -18,8 +18,9 @@ import torch
 from lohan.errors import NonFiniteGradients
 from lohan.optimizer import AdamWSettings, UpdateRange, combine_leaf_sums
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates, clip_scale
+from lohan.schedule.task import Move, Task
 from lohan.store import StateLayout
-from lohan.vocabulary import BlockId
+from lohan.vocabulary import BlockId, ComputeKind, TensorKind, Tier
 
 KernelCall = tuple[AdamWSettings, int, list[UpdateRange]]
 """Settings, the step for bias correction, and ranges with their rates."""
@@ -37,7 +38,9 @@ class NonFinitePolicy(StrEnum):
     """What happens when gradients contain infinities or NaNs."""
 
     STOP = "stop"
-    """The step fails with an error that names the block; the last seal is intact."""
+    """The step fails with an error that names the block; the last seal is intact. Where nothing
+    waits for the norm each gradient is judged before its own update, not before those of others:
+    waiting for all would give up the overlap, and the step is lost either way."""
     SKIP = "skip"
     """Weights and states stay exactly as they are, and training goes on."""
 
@@ -70,6 +73,8 @@ class StepRecord:
     leaf_sums: dict[BlockId, npt.NDArray[np.float64]] = field(default_factory=dict)
     num_nonfinite: dict[BlockId, int] = field(default_factory=dict)
     missing: dict[BlockId, frozenset[str]] = field(default_factory=dict)
+    updated: set[BlockId] = field(default_factory=set)
+    """Blocks whose update has begun."""
     is_skipped: bool = False
     grad_norm: float | None = None
     grad_scale: float = 1.0
@@ -128,6 +133,17 @@ class StepRecord:
             return
         self.grad_scale = inverse * clip_scale(self.grad_norm, self.max_grad_norm)
 
+    def updated_so_far(self, names: Mapping[BlockId, str]) -> str:
+        """Of a step that failed: which blocks' states in work are of it."""
+        blocks = [names[block] for block in sorted(self.updated)]
+        if not blocks:
+            return f"no block was updated in step {self.number}"
+        return (
+            f"without clipping updates run as gradients arrive: in step {self.number} "
+            f"{len(blocks)} of {len(self.tensors)} blocks were updated before this was found, with "
+            f"finite gradients only: {', '.join(blocks)}"
+        )
+
     def calls(self, block: BlockId, begin: int, end: int) -> list[KernelCall]:
         """Kernel calls that update positions [begin, end) of a block."""
         missing = self.missing.get(block, frozenset())
@@ -159,6 +175,15 @@ def nonfinite_error(
         remedy="look at the batch and the learning rate of this step, lower the learning rate, or "
         'set nonfinite="skip" to leave such steps out; the last seal is intact',
     )
+
+
+def looks_at_gradients(task: Task) -> bool:
+    """Whether gradients that are not finite may be found by a task: the norm, or, where nothing
+    waits for it, each gradient on its way out."""
+    action = task.action
+    if isinstance(action, Move):
+        return (action.kind, action.source) == (TensorKind.G16, Tier.GPU)
+    return action.kind is ComputeKind.NORM
 
 
 def groups_by_name(model: torch.nn.Module, optimizer: AdamW) -> dict[str, int]:

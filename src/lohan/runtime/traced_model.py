@@ -56,6 +56,11 @@ class BatchSizes:
         )
 
 
+def plain_batch(batch: Any) -> Any:
+    """A batch whose tensors can be found: what tokenizers return is a mapping but no dictionary."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
 def sizes_of(batches: Sequence[Any]) -> BatchSizes:
     """The sizes of a step's micro-batches.
 
@@ -64,7 +69,7 @@ def sizes_of(batches: Sequence[Any]) -> BatchSizes:
     """
     rows, columns = [], []
     for batch in batches:
-        tensors = [leaf for leaf in tensors_in(batch) if leaf.dim() >= 1]
+        tensors = [leaf for leaf in tensors_in(plain_batch(batch)) if leaf.dim() >= 1]
         if not tensors:
             raise ConfigError(
                 "a micro-batch has no tensors",
@@ -155,7 +160,7 @@ def _like(example: Any) -> MakeInputs:
         return made
 
     kept = dict(example)
-    num_rows = _num_rows([leaf for leaf in tensors_in(example) if leaf.dim() >= 1])
+    num_rows = _num_rows([leaf for leaf in tensors_in(kept) if leaf.dim() >= 1])
     mask = kept.get("attention_mask")
     if isinstance(mask, torch.Tensor) and not mask.is_meta and bool(mask.all()):
         # Models leave a mask that masks nothing out, and then run other operators.

@@ -135,6 +135,8 @@ class Updates:
             with self._lock:
                 self._num_left[block, step] = count
             self._store.begin_update(block)
+            if not record.is_skipped:
+                record.updated.add(block)
         fresh_lease = next((one for one in task.leases if one.pool == "fresh"), None)
         if fresh_lease is not None:
             nbytes = self._store.layout.block(block).part_bytes(Part.P16)

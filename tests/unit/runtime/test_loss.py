@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError
-from lohan.runtime.loss import LossScale, loss_weights, num_counted_tokens, num_tokens, weighted
+from lohan.runtime.loss import (
+    LossScale,
+    counted_losses,
+    loss_weights,
+    num_counted_tokens,
+    num_tokens,
+)
 
 
 def batch(*counts: int, length: int = 8) -> dict[str, torch.Tensor]:
@@ -60,15 +66,14 @@ def test_weights_must_be_one_per_micro_batch() -> None:
         loss_weights([batch(0)], [0.5, 0.5], is_causal=True)
 
 
-def test_a_weight_of_one_leaves_the_loss_function_alone() -> None:
-    def loss(model: torch.nn.Module, one: object) -> torch.Tensor:
-        return torch.ones(())
+def test_losses_are_told_without_their_scale() -> None:
+    found = [torch.tensor(2.0), torch.tensor(6.0)]
+    assert counted_losses(found, [0.25, 0.75], None) == (2.0, 6.0)
+    assert counted_losses(found, [0.25, 0.75], 4.0) == (0.5, 1.5)
 
-    one, other = batch(0), batch(1)
-    assert weighted(loss, [one], [1.0], None) is loss
-    scaled = weighted(loss, [one, other], [0.25, 0.75], 4.0)
-    assert scaled is not None
-    assert [float(scaled(torch.nn.Identity(), part)) for part in (one, other)] == [1.0, 3.0]
+
+def test_the_mean_over_no_token_counts_for_nothing() -> None:
+    assert counted_losses([torch.tensor(float("nan")), torch.ones(())], [0.0, 1.0], None) == (0, 1)
 
 
 def test_tokens_are_those_of_the_first_table_of_whole_numbers() -> None:

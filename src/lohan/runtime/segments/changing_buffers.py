@@ -1,10 +1,12 @@
-"""Buffers that a block changes as it runs (running statistics): a re-run must not do it again.
+"""Buffers that a model changes as it runs (running statistics): a re-run must not do it again.
 
-Owns finding out which they are and putting old values back for a re-run. Called by `block_run`.
+Owns finding out which they are and putting old values back, whether a module writes to its buffer
+or assigns another one. Called by `block_run` around the re-run of a block, and by `step` around a
+forward that must leave no trace.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import torch
 
@@ -39,16 +41,37 @@ class ChangingBuffers:
     @contextlib.contextmanager
     def as_before(self, before: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Run with the values of then, and end with the values of now."""
-        now = dict(self._module.named_buffers()) if before else {}
-        after = {name: now[name].clone() for name in before}
-        try:
-            _write(now, before)
+        if not before:
             yield
-        finally:
-            _write(now, after)
+            return
+        with buffers_kept(self._module, before):
+            now = dict(self._module.named_buffers())
+            _write((now[name], value) for name, value in before.items())
+            yield
 
 
-def _write(buffers: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+@contextlib.contextmanager
+def buffers_kept(module: torch.nn.Module, names: Container[str] | None = None) -> Iterator[None]:
+    """Whatever runs inside, the buffers of a module end as they are now: the same tensors with the
+    same values. With `names`, only theirs."""
+    kept = [
+        (owner, name, buffer)
+        for path, owner in module.named_modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+        if names is None or (f"{path}.{name}" if path else name) in names
+    ]
+    # By value, not by version: some operators write to statistics without saying so.
+    values = {id(buffer): (buffer, buffer.clone()) for _, _, buffer in kept}
+    try:
+        yield
+    finally:
+        for owner, name, buffer in kept:
+            if getattr(owner, name, None) is not buffer:
+                setattr(owner, name, buffer)
+        _write(values.values())
+
+
+def _write(values: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
-        for name, value in values.items():
-            buffers[name].copy_(value)
+        for buffer, value in values:
+            buffer.copy_(value)

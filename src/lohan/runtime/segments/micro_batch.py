@@ -193,6 +193,14 @@ class BlockInterceptor:
             )
 
 
+def weighted_loss(
+    model: torch.nn.Module, batch: Any, loss_fn: LossFunction | None, factor: float
+) -> torch.Tensor:
+    """The loss of one micro-batch as it counts for its step."""
+    loss = loss_of(model, batch, loss_fn)
+    return loss if factor == 1.0 else loss * factor
+
+
 def loss_of(model: torch.nn.Module, batch: Any, loss_fn: LossFunction | None) -> torch.Tensor:
     """The loss as the user defines it: `loss_fn(model, batch)` or that of `model(**batch)`."""
     if loss_fn is not None:

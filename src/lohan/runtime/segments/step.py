@@ -7,6 +7,7 @@ are is up to `SegmentHooks`. Called by the engine, on the main thread.
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from lohan.errors import ConfigError
 from lohan.runtime.randomness import DrawLedger, Generators, signature_of
 from lohan.runtime.segments.ambient import Ambient, memory_features_off
 from lohan.runtime.segments.block_run import BlockRunner
+from lohan.runtime.segments.changing_buffers import buffers_kept
 from lohan.runtime.segments.gradients import GradientSums
 from lohan.runtime.segments.hooks import ForwardOrder, SegmentHooks
 from lohan.runtime.segments.live_keys import LiveKeys
@@ -22,8 +24,8 @@ from lohan.runtime.segments.micro_batch import (
     BlockInterceptor,
     LossFunction,
     MicroBatch,
-    loss_of,
     run_model,
+    weighted_loss,
 )
 from lohan.runtime.segments.passes import Passes
 from lohan.runtime.segments.segment_map import SegmentMap
@@ -88,10 +90,12 @@ class SegmentedModel:
         micro_batches: Sequence[Any],
         loss_fn: LossFunction | None = None,
         *,
+        factors: Sequence[float] | None = None,
         choices: Mapping[BlockId, BlockChoices] | None = None,
         order: ForwardOrder = ForwardOrder.LAYER_MAJOR,
     ) -> list[torch.Tensor]:
-        """Forward and backward of all micro-batches; returns their losses.
+        """Forward and backward of all micro-batches; returns their losses, each multiplied by its
+        factor.
 
         Gradients go to `SegmentHooks.after`. If anything fails the model, the store, the
         generators and the threads are as they were before, and nothing is left to stop.
@@ -102,7 +106,9 @@ class SegmentedModel:
             ConfigError: the model does something that cannot be driven block by block.
         """
         self._refuse_gradients()
-        return self._run(micro_batches, loss_fn, choices or {}, order, has_gradients=True)
+        return self._run(
+            micro_batches, loss_fn, choices or {}, order, has_gradients=True, factors=factors
+        )
 
     def evaluate(
         self,
@@ -127,10 +133,11 @@ class SegmentedModel:
         return list(found.values())[: None if self._ledger.has_draws else 1]
 
     def learn_draws(self, batch: Any, loss_fn: LossFunction | None = None) -> None:
-        """Run a batch forward only to count the random numbers it draws; leaves the generators as
-        they were."""
+        """Run a batch forward only to count the random numbers it draws; leaves the generators and
+        the model's buffers (running statistics) as they were."""
         before = self._generators.state()
-        self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
+        with buffers_kept(self.model):
+            self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
         self._generators.set_state(before)
         draws = self._ledger.draws(self._signature(batch))
         self._ledger.has_draws = bool(self._ledger.has_draws) or draws
@@ -147,6 +154,7 @@ class SegmentedModel:
         order: ForwardOrder,
         *,
         has_gradients: bool,
+        factors: Sequence[float] | None = None,
     ) -> list[torch.Tensor]:
         if not batches:
             raise ConfigError(
@@ -154,7 +162,11 @@ class SegmentedModel:
                 why="there is nothing to compute",
                 remedy="give at least one batch",
             )
-        micro_batches = self._micro_batches(batches, loss_fn, order, has_gradients)
+        losses = [
+            partial(weighted_loss, self.model, batch, loss_fn, factor)
+            for batch, factor in zip(batches, factors or [1.0] * len(batches), strict=True)
+        ]
+        micro_batches = self._micro_batches(losses, order, has_gradients)
         passes = Passes(
             segments=self.segments,
             sets=self._sets,
@@ -180,8 +192,7 @@ class SegmentedModel:
 
     def _micro_batches(
         self,
-        batches: Sequence[Any],
-        loss_fn: LossFunction | None,
+        losses: Sequence[Callable[[], torch.Tensor]],
         order: ForwardOrder,
         has_gradients: bool,
     ) -> list[MicroBatch]:
@@ -193,7 +204,7 @@ class SegmentedModel:
             """Runs on the thread of the micro-batch."""
             return run_model(
                 micro_batch,
-                loss=lambda: loss_of(self.model, batches[micro_batch.index], loss_fn),
+                loss=losses[micro_batch.index],
                 ambient=ambient,
                 weights=self._weights,
                 interceptor=self._interceptor,
@@ -202,7 +213,7 @@ class SegmentedModel:
                 records_draws=order is ForwardOrder.MICRO_BATCH_MAJOR,
             )
 
-        return [MicroBatch(index, body) for index in range(len(batches))]
+        return [MicroBatch(index, body) for index in range(len(losses))]
 
     @contextlib.contextmanager
     def _tidy(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:

@@ -1,0 +1,76 @@
+"""Runs of the engine with batches, losses or models of a test's own, and the same in memory."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lohan.optimizer.torch_optimizer import AdamW
+from lohan.runtime.attach import attach_engine
+from lohan.runtime.engine import Engine
+from lohan.runtime.loss import loss_weights
+from support.engine_faults import States
+from support.engine_runs import EngineCase, forced, optimizer_for
+from support.in_memory_training import PlainRun, train_in_memory
+from support.small_machines import small_machine
+
+Batch = dict[str, Any]
+
+
+def start(
+    case: EngineCase,
+    model: torch.nn.Module,
+    optimizer: AdamW,
+    directory: Path,
+    example: Any,
+    **options: Any,
+) -> Engine:
+    place = directory / "ssd0"
+    place.mkdir(exist_ok=True)
+    return attach_engine(
+        model,
+        optimizer,
+        ssd=[place],
+        ram_bytes=case.ram_bytes,
+        gpu_bytes=case.gpu_bytes,
+        machine=small_machine(1),
+        device=case.device,
+        policy=forced(case),
+        num_threads=1,
+        example=example,
+        **options,
+    )
+
+
+def plain(
+    case: EngineCase,
+    engine: Engine,
+    model: torch.nn.Module,
+    steps: Sequence[Sequence[Any]],
+    loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
+    loss_scale: float | None = None,
+    weights: Callable[[Sequence[Any]], Sequence[float]] | None = None,
+) -> PlainRun:
+    optimizer = optimizer_for(case, model)
+    groups, rates = optimizer.group_of(), optimizer.rates()
+    named = dict(model.named_parameters())
+    is_causal = engine._setup.is_causal
+    if loss_scale is None and case.dtype is torch.float16:
+        loss_scale = 2.0**16
+    return train_in_memory(
+        model,
+        steps,
+        layout=engine.store.layout,
+        weights=weights or (lambda some: loss_weights(some, None, is_causal=is_causal)),
+        settings_of=lambda step, name: rates[groups[id(named[name])]].settings,
+        max_grad_norm=case.max_grad_norm,
+        loss_fn=loss_fn,
+        loss_scale=loss_scale,
+    )
+
+
+def states_in_memory(run: PlainRun) -> States:
+    return {
+        name: (master, run.first[name], run.second[name]) for name, master in run.masters.items()
+    }
