@@ -163,7 +163,9 @@ class _Tracer:
         self._skeleton = traceable.skeleton
         self._blocks = traceable.blocks
         parameters = {storage_key(parameter) for parameter in self._skeleton.fake_of.values()}
-        buffers = {storage_key(buffer) for buffer in self._skeleton.module.buffers()}
+        # Kept: a forward may put others in their places, and no storage key may be used twice.
+        self._buffers = list(self._skeleton.module.buffers())
+        buffers = {storage_key(buffer) for buffer in self._buffers}
         self.recorder = Recorder(parameters, buffers - parameters)
         self._lasting = parameters | buffers
         self.stretches = [Stretch(label="embedding", segment=self.recorder.segment)]

@@ -1,11 +1,14 @@
 """Segments, kinds, parameters and ties of whole modules, and what cannot be traced."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 from lohan.errors import ConfigError
 from lohan.model import Growth, shape_of
+from lohan.model.trace_model import TraceableModel
 from support.small_modules import WIDTH, Mix, Model, mixes
 
 TOKEN = 2 * WIDTH
@@ -286,3 +289,36 @@ def test_what_is_no_model_is_refused(model):
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(ConfigError, match="'int4' is not a compute dtype"):
         shape_of(Model(mixes(2)), dtype="int4")
+
+
+class Assigning(Mix):
+    """Puts another tensor in the place of a buffer, whose memory could then be somebody else's."""
+
+    def __init__(self, stays: list[bool]) -> None:
+        super().__init__()
+        self.stays = stays
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        old = weakref.ref(self.count)
+        self.count = self.count + 1
+        self.stays.append(old() is not None)
+        return super().forward(x) + self.count
+
+
+def test_a_buffer_that_is_replaced_stays_until_the_trace_ends():
+    stays: list[bool] = []
+    traceable = TraceableModel(
+        Model([Assigning(stays), Assigning(stays)]),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        should_assume_flash=False,
+    )
+
+    def tokens(batch, sequence):
+        return {"input_ids": torch.zeros(batch, sequence, dtype=torch.long)}
+
+    for batch in (2, 3):
+        traceable.run(tokens, (batch, 4))
+    assert len(stays) >= 2
+    assert all(stays)

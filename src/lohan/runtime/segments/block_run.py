@@ -63,6 +63,9 @@ class _Entry:
     """Whether this block put it into the store; others only read it."""
     edge: Edge | None
     """Where its gradient goes; None if it requires none."""
+    given: weakref.ref[torch.Tensor] | None
+    """What this block put into the store, which may keep it as it is."""
+    version: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,13 +90,7 @@ class BlockVisit:
     def forget_inputs(self, what: str) -> None:
         """Check that what the store was given is still what the block saw, and let go of it."""
         for tensor, version in self.entered:
-            if tensor._version != version:
-                raise ConfigError(
-                    f"a tensor of shape {tuple(tensor.shape)} that entered {what} was changed in "
-                    "place",
-                    why="the block is run again from its inputs in backward",
-                    remedy="write `x = x + y` instead of `x += y` for inputs of blocks",
-                )
+            _refuse_changed(tensor, version, what)
         self.entered.clear()
 
 
@@ -175,6 +172,7 @@ class BlockRunner:
                 )
                 stack.enter_context(capture)
             raw = call.forward(*args, **kwargs)
+        self._refuse_changed_containers((args, kwargs), leaves, entered, spec)
         originals = {id(entered[key]): tensor for key, tensor in entering.items()}
         outputs, exits = _leave(raw, originals, capture)
         if not may_have_backward:
@@ -234,7 +232,11 @@ class BlockRunner:
         roots: list[tuple[torch.Tensor, torch.Tensor]] = []
         for leaf in visit.leaves:
             if isinstance(leaf, _Entry) and leaf.key not in entered:
-                value = self._store.get(leaf.key).detach()
+                kept = self._store.get(leaf.key)
+                if leaf.given is not None and leaf.given() is kept:
+                    _refuse_changed(kept, leaf.version, f"block {self.name}")
+                value = kept.detach()
+                del kept
                 if leaf.edge is not None:
                     value = enter(value, _deliver_to(delivered, leaf.edge))
                     so_far = pending.take(leaf.edge)
@@ -294,20 +296,39 @@ class BlockRunner:
                 noted.append(leaf)
                 continue
             if id(leaf) not in here:
-                key = keys.find(leaf)
+                key, given = keys.find(leaf), None
                 is_owner = key is None
                 if key is None:
                     # What has no gradient (masks, positions) enters every block and stays.
                     ordinal = ENTRY_ORDINAL if leaf.requires_grad else SIDE_ORDINAL
                     key = ActivationKey(micro_batch, self.block, ordinal, len(here))
-                    self._store.put(key, leaf.detach())
+                    value = leaf.detach()
+                    given = weakref.ref(value)
+                    self._store.put(key, value)
                     keys.note(leaf, key)
                 elif key.block != self.block:
                     self._store.share(key, leaf.detach())
                 edge = edge_of(leaf) if leaf.requires_grad else None
-                here[id(leaf)] = _Entry(key=key, is_owner=is_owner, edge=edge)
+                here[id(leaf)] = _Entry(
+                    key=key, is_owner=is_owner, edge=edge, given=given, version=leaf._version
+                )
             noted.append(here[id(leaf)])
         return noted
+
+    def _refuse_changed_containers(
+        self, given: Any, leaves: list[Any], entered: Mapping[int, Any], spec: TreeSpec
+    ) -> None:
+        """Blocks are given copies of lists and mappings: what they put there would be lost."""
+        after, spec_after = tree_flatten(given)
+        if spec_after == spec and all(
+            now is entered.get(id(leaf), leaf) for now, leaf in zip(after, leaves, strict=True)
+        ):
+            return
+        raise ConfigError(
+            f"block {self.name} changed a list or mapping among its arguments",
+            why="the block is run again from its arguments in backward, and would change it twice",
+            remedy="return what the block makes, and put it there outside the block",
+        )
 
     def _refuse_foreign_tensors(self, roots: Sequence[torch.Tensor]) -> None:
         """Only arguments and own parameters may feed the block's graph."""
@@ -330,6 +351,15 @@ class BlockRunner:
                     if following is not None and following not in visited:
                         visited.add(following)
                         to_visit.append(following)
+
+
+def _refuse_changed(tensor: torch.Tensor, version: int, what: str) -> None:
+    if tensor._version != version:
+        raise ConfigError(
+            f"a tensor of shape {tuple(tensor.shape)} that entered {what} was changed in place",
+            why="the block is run again from its inputs in backward",
+            remedy="write `x = x + y` instead of `x += y` for inputs of blocks",
+        )
 
 
 def _leave(
