@@ -22,7 +22,7 @@ def check(
         pathlib.Path,
         typer.Argument(
             metavar="DIR",
-            help="A model directory, a run's directory on an SSD, or an SSD directory with runs.",
+            help="A model or archive, a run's directory on an SSD, or an SSD directory with runs.",
         ),
     ],
     ssd: Annotated[
@@ -37,7 +37,7 @@ def check(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check that a model directory, or the sealed states of a run, are whole."""
+    """Check that a model, copies of states beside it, or the sealed states of a run are whole."""
     from lohan.cli.output import print_json
     from lohan.errors import ConfigError
 
@@ -116,8 +116,9 @@ def _check_model(
     report = check_model_directory(
         directory, should_read_values=not quick, trust_remote_code=trust_remote_code
     )
+    states = [] if quick else _check_archives(directory)
     return {
-        "what": "model",
+        "what": "model" + (f" with {len(states)} copies of states" if states else ""),
         "directory": str(report.path),
         "architecture": report.architecture or "not known",
         "files": report.num_files,
@@ -125,9 +126,27 @@ def _check_model(
         "parameters": report.num_parameters,
         "size": format_bytes(report.total_bytes),
         "number types": ", ".join(f"{count} {name}" for name, count in report.dtypes.items()),
-        "problems": list(report.problems),
+        "problems": [*report.problems, *(problem for problem in states if problem)],
         "remarks": list(report.remarks),
     }
+
+
+def _check_archives(directory: pathlib.Path) -> list[str]:
+    """One entry per copy of states in an archive, or in the archives of a run: what is wrong, or
+    nothing."""
+    from lohan.errors import LohanError
+    from lohan.train.archive import check_states
+    from lohan.train.resume_point import STATES_FOLDER, checkpoints, has_archive
+
+    found = []
+    for path in [directory, *checkpoints(directory)]:
+        if has_archive(path):
+            try:
+                check_states(path / STATES_FOLDER)
+                found.append("")
+            except LohanError as error:
+                found.append(f"{error.what}: {error.why}. To fix it: {error.remedy}")
+    return found
 
 
 def _print(report: dict[str, object]) -> None:

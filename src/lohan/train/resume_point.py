@@ -164,12 +164,6 @@ def checkpoints(out: pathlib.Path) -> list[pathlib.Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest_archive(out: pathlib.Path) -> pathlib.Path | None:
-    """The newest folder in OUT that holds a whole copy."""
-    archives = [path for path in checkpoints(out) if has_archive(path)]
-    return archives[-1] if archives else None
-
-
 def remove_old(out: pathlib.Path, *, newest: pathlib.Path, save_total_limit: int | None) -> None:
     """Delete what no resume can use: small folders of older seals, and archives past the limit."""
     archives = []

@@ -18,7 +18,7 @@ import transformers
 from transformers.trainer_callback import ExportableState
 
 import lohan
-from lohan.errors import CheckpointError, ConfigError, Corrupt, LohanError
+from lohan.errors import CheckpointError, ConfigError, LohanError
 from lohan.train import archive, resume_point
 from lohan.train.attaching import attach_engine
 from lohan.train.data_hash import hash_rows
@@ -26,6 +26,7 @@ from lohan.train.durable_files import write_json
 from lohan.train.engine_optimizer import groups_of, set_groups
 from lohan.train.export_hf import export_model
 from lohan.train.flow import SealingFlow
+from lohan.train.offered_archive import is_lost, with_offer
 from lohan.train.offload import OffloadConfig
 from lohan.train.progress import LogFile, step_numbers
 from lohan.train.randomness_state import random_state, set_random_state
@@ -221,8 +222,9 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
                     return found
                 self._engine.close()
                 self._engine = None
-            except LohanError:
-                if not resume_point.has_archive(path):
+            except LohanError as error:
+                # A run that another process holds must not be continued beside it.
+                if not resume_point.has_archive(path) or not is_lost(error):
                     raise
         if not resume_point.has_archive(path):
             raise CheckpointError(
@@ -237,19 +239,25 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
     def _resume_seal(self, record: RunRecord) -> pathlib.Path | None:
         try:
             self._start_engine(run=record)
-        except (CheckpointError, Corrupt) as error:
-            offered = resume_point.newest_archive(self.out)
-            if offered is None:
+            checkpoint = self._folder_of_seal(record)
+            if checkpoint is not None:
+                resume_point.read_resume(checkpoint)
+        except LohanError as error:
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+            offered = with_offer(error, self.out, record.run_id)
+            if offered is error:
                 raise
-            raise CheckpointError(
-                f"the states of run {record.run_id} cannot be resumed: {error.what}",
-                why=error.why,
-                remedy=f"resume from the newest whole copy: --resume {offered}",
-            ) from error
+            raise offered from error
+        if checkpoint is not None:
+            self._check_unchanged(checkpoint)
+        return checkpoint
+
+    def _folder_of_seal(self, record: RunRecord) -> pathlib.Path | None:
+        """The folder the newest seal names; None if that is the seal of the first states."""
         manifest = self._engine.sealed
         if manifest is None:
-            self._engine.close()
-            self._engine = None
             raise CheckpointError(
                 f"run {record.run_id} was stopped before its first seal",
                 why="there is no step to continue from",
@@ -258,9 +266,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         if "checkpoint" not in manifest.metadata:
             # Stopped after its states were written and before its first step was sealed.
             return None
-        checkpoint = self.out / str(manifest.metadata["checkpoint"])
-        self._check_unchanged(checkpoint)
-        return checkpoint
+        return self.out / str(manifest.metadata["checkpoint"])
 
     def _check_unchanged(self, checkpoint: pathlib.Path) -> None:
         self._sealed = resume_point.read_resume(checkpoint)
