@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lohan.errors import ConfigError
+from lohan.optimizer.torch_optimizer import AdamW
 from support.toy_models import WIDTH, Toy, ToyBlock
 from support.toy_runs import (
+    assert_same_toys,
     attach_toy,
     make_toy,
+    run_toy,
     toy_optimizer,
     toy_steps,
 )
@@ -85,3 +89,92 @@ def test_a_block_that_changes_its_inputs_is_refused(name: str, device: str, tmp_
         pytest.raises(ConfigError, match=words),
     ):
         engine.step(toy_steps(1, 1)[0])
+
+
+class AssigningBlock(ToyBlock):
+    """Puts another tensor in the place of a buffer; keeps a figure for whoever logs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.register_buffer("count", torch.zeros((), dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        self.count = self.count + 1
+        self.mean = (x.detach() * self.count).float().mean()
+        return super().forward(x) + self.count * 0.125
+
+
+class LateStatistics(ToyBlock):
+    """Begins to change its buffer when it is told to."""
+
+    is_on = False
+
+    def __init__(self, num_values: int = 1) -> None:
+        super().__init__()
+        self.register_buffer("late", torch.zeros(num_values, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_on:
+            self.late += 0.125
+        return super().forward(x) + self.late[0] * x
+
+
+class LateNorm(ToyBlock):
+    """Its norm, which writes to statistics without saying so, is put into training mode later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x)) * self.norm.running_mean.exp()
+
+
+def begin_late(step: int, model: nn.Module, optimizer: AdamW) -> None:
+    for block in model.blocks:
+        block.is_on = step >= 1
+        if isinstance(block, LateNorm):
+            block.norm.train(step >= 1)
+
+
+CHANGING = {"assigned": AssigningBlock, "in place": LateStatistics, "a norm": LateNorm}
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize("name", CHANGING)
+def test_buffers_that_blocks_change_are_changed_once(
+    name: str, device: str, tmp_path: Path
+) -> None:
+    assert_same_toys(
+        *run_toy(
+            lambda: Toy(lambda _: CHANGING[name]()),
+            tmp_path,
+            steps=toy_steps(4, 2),
+            change=begin_late,
+            device=device,
+        )
+    )
+
+
+def test_attributes_of_blocks_are_those_of_the_forward(tmp_path: Path) -> None:
+    model = make_toy(lambda: Toy(lambda _: AssigningBlock()))
+    first = model.blocks[0]
+    batch = toy_steps(1, 1)[0][0]
+    with torch.no_grad():
+        expected = model.enter(batch["x"]).float().mean()
+    with attach_toy(model, toy_optimizer(model), tmp_path) as engine:
+        engine.step([batch])
+    assert float(first.mean) == pytest.approx(float(expected), rel=1e-2)
+    assert first.num_calls == 1
+
+
+def test_a_large_buffer_that_begins_to_change_is_refused(tmp_path: Path) -> None:
+    model = make_toy(lambda: Toy(lambda _: LateStatistics(100_000)))
+    batches = toy_steps(1, 1)[0]
+    with attach_toy(model, toy_optimizer(model), tmp_path) as engine:
+        engine.step(batches)
+        begin_late(1, model, engine.optimizer)
+        with pytest.raises(ConfigError, match=r"buffer late of block blocks\.0 was changed"):
+            engine.step(batches)

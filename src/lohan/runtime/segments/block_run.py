@@ -129,7 +129,7 @@ class BlockRunner:
         self.block, self.name, self.module = block, name, module
         self._store, self._generators = store, generators
         self._parameters = tuple(parameters)
-        self._buffers = ChangingBuffers(module)
+        self._buffers = ChangingBuffers(module, name)
         self._changed_later: set[int] = set()
 
     def forward(
@@ -155,7 +155,7 @@ class BlockRunner:
         }
         args, kwargs = tree_unflatten([entered.get(id(leaf), leaf) for leaf in leaves], spec)
         random_state = self._generators.state()
-        buffers = self._buffers.before() if may_have_backward else {}
+        buffers = self._buffers.before() if may_have_backward else None
         capture = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(call.ambient.applied())
@@ -175,7 +175,7 @@ class BlockRunner:
         self._refuse_changed_containers((args, kwargs), leaves, entered, spec)
         originals = {id(entered[key]): tensor for key, tensor in entering.items()}
         outputs, exits = _leave(raw, originals, capture)
-        if not may_have_backward:
+        if buffers is None:
             return outputs, None
         visit = BlockVisit(
             forward=call.forward,

@@ -16,7 +16,7 @@ from lohan.errors import ConfigError
 from lohan.runtime.randomness import DrawLedger, Generators, signature_of
 from lohan.runtime.segments.ambient import Ambient, memory_features_off
 from lohan.runtime.segments.block_run import BlockRunner
-from lohan.runtime.segments.changing_buffers import buffers_kept
+from lohan.runtime.segments.changing_buffers import left_as_it_is
 from lohan.runtime.segments.gradients import GradientSums
 from lohan.runtime.segments.hooks import ForwardOrder, SegmentHooks
 from lohan.runtime.segments.live_keys import LiveKeys
@@ -136,7 +136,7 @@ class SegmentedModel:
         """Run a batch forward only to count the random numbers it draws; leaves the generators and
         the model's buffers (running statistics) as they were."""
         before = self._generators.state()
-        with buffers_kept(self.model):
+        with left_as_it_is(self.model):
             self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
         self._generators.set_state(before)
         draws = self._ledger.draws(self._signature(batch))
