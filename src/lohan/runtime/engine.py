@@ -16,11 +16,12 @@ import torch
 from lohan.errors import OutOfSpace
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.plan import Plan
+from lohan.runtime.engine_life import EngineLife
 from lohan.runtime.lane_load import LaneLoad
 from lohan.runtime.loss import LossScale, counted_losses, loss_weights, num_tokens
 from lohan.runtime.planning import PlannedRun, seconds_of
 from lohan.runtime.profiling import ProfilingStep
-from lohan.runtime.results import RunCounters, Sealed, StepResult, closed_error, failed_error
+from lohan.runtime.results import RunCounters, Sealed, StepResult
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan, start_running
 from lohan.runtime.segments import LossFunction
@@ -52,8 +53,7 @@ class Engine:
         self._profiling = ProfilingStep(self._recorder)
         self._running: RunningPlan | None = None
         self._prediction: SimulatedStep | None = None
-        self._failure: BaseException | None = None
-        self._is_closed = False
+        self._life = EngineLife()
         self._is_settled = True
         manifest = setup.store.sealed
         if manifest is not None and COUNTERS_KEY in manifest.metadata:
@@ -157,9 +157,8 @@ class Engine:
 
     def close(self, *, should_delete: bool = False) -> None:
         """End the run. What was sealed stays on SSD unless `should_delete`. Twice is fine."""
-        if self._is_closed:
+        if not self._life.close():
             return
-        self._is_closed = True
         try:
             self._stop_running(should_finish=False)
         finally:
@@ -374,25 +373,18 @@ class Engine:
     def _stop_running(self, *, should_finish: bool) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            running.close(should_finish=should_finish and self._failure is None)
+            running.close(should_finish=should_finish and self._life.failure is None)
 
     # Failure -----------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _failing_for_good(self) -> Iterator[None]:
+    def _failing_for_good(self) -> contextlib.AbstractContextManager[None]:
         """A failure inside is the end: lanes stop, everything in flight is let go."""
-        try:
-            yield
-        except BaseException as error:
-            if self._failure is None:
-                self._failure = error
-            if self._running is not None:
-                running, self._running = self._running, None
-                running.fail(error)
-            raise
+        return self._life.working(self._fail)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.fail(error)
 
     def _refuse_if_over(self) -> None:
-        if self._is_closed:
-            raise closed_error()
-        if self._failure is not None:
-            raise failed_error(self._failure, self.run_id, self.sealed) from self._failure
+        self._life.refuse_if_over(self.run_id, self.sealed)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lohan.errors import CheckpointError, ScheduleError
 from lohan.runtime.loss import LossScale
 from lohan.runtime.step_record import StepRecord
 from lohan.store import StoreCounters
@@ -114,22 +113,3 @@ class RunCounters:
             for tensor in tensors:
                 if missing is None or tensor.name in missing:
                     self.missed[tensor.name] = self.missed.get(tensor.name, 0) + 1
-
-
-def closed_error() -> ScheduleError:
-    """For whoever uses an engine that was closed."""
-    return ScheduleError(
-        "the engine is closed",
-        why="its states have been let go",
-        remedy="attach again with the run's id",
-    )
-
-
-def failed_error(failure: BaseException, run_id: str, seal: Sealed | None) -> CheckpointError:
-    """For whoever uses an engine that has failed."""
-    return CheckpointError(
-        f"the engine has failed before ({type(failure).__name__}: {failure})",
-        why="a step was left in the middle, so the states in work are of two steps",
-        remedy=f"attach again with run={run_id!r}: it goes on from step "
-        f"{seal.step if seal else 'none: nothing was sealed'}",
-    )

@@ -345,10 +345,19 @@ def initial_tensors(
     """First values of all parameters: given ones, or those the model has.
 
     Raises:
-        ConfigError: the model is on meta and none are given.
+        ConfigError: the model is on meta, or an engine took its values, and none are given.
     """
     if weights is not None:
         return weights
+    away = [name for name, parameter in model.named_parameters() if _is_away(parameter)]
+    if away:
+        raise ConfigError(
+            f"{len(away)} parameters of the model have no values, {away[0]} the first: an engine "
+            "took them",
+            why="they are with the run of that engine, on SSD",
+            remedy="pass run= to go on with that run, weights= to start from other values, or a "
+            "model with data",
+        )
     on_meta = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if on_meta:
         raise ConfigError(
@@ -358,6 +367,12 @@ def initial_tensors(
             remedy="pass weights=, an iterable of (name, tensor), or a model with data",
         )
     return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+def _is_away(parameter: torch.Tensor) -> bool:
+    """Whether it is what engines leave in place of a parameter: one NaN, spread over its shape."""
+    is_one = parameter.numel() > 1 and not parameter.is_meta and not any(parameter.stride())
+    return is_one and bool(parameter.detach().flatten()[0].isnan())
 
 
 def _goes_to_ssd(plan: Plan, number: int) -> bool:
