@@ -296,13 +296,13 @@ class Engine:
     ) -> None:
         """Find out how many random numbers a forward draws: later micro-batches start from the
         state that earlier ones will leave."""
-        unknown = running.model.unknown_batches(batches)
+        unknown = running.model.unknown_batches(batches, loss_fn)
         while unknown:
             batch = unknown[0]
             self._flush(running)
             with self._evaluation(running):
                 running.model.learn_draws(batch, loss_fn)
-            left = running.model.unknown_batches(batches)
+            left = running.model.unknown_batches(batches, loss_fn)
             unknown = [one for one in left if one is not batch]
 
     @contextlib.contextmanager

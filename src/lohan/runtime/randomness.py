@@ -129,8 +129,8 @@ class DrawLedger:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Draw, ...]] = {}
-        self.has_draws: bool | None = None
-        """Whether any batch was found to draw; None before the first was looked at."""
+        self.has_draws: dict[Hashable, bool] = {}
+        """By setting, whether any batch was found to draw; none before one was looked at."""
 
     def learn(self, signature: Hashable, draws: Sequence[Draw | None]) -> None:
         """Remember draws, unless one of them cannot be predicted."""
@@ -154,6 +154,28 @@ class DrawLedger:
         """Move the generators as a whole forward of such a batch would."""
         for draw in self._known.get(signature, ()):
             draw.repeat()
+
+
+def draw_setting(model: torch.nn.Module, loss_fn: Any) -> Hashable:
+    """What of a model, its loss and the process decides how much is drawn, beside the batch.
+
+    Not whether there will be gradients: a forward draws the same without. A loss function is known
+    by its code: many are made anew for every step.
+    """
+    modes = tuple(
+        (
+            part.training,
+            *(
+                value
+                for name, value in vars(part).items()
+                if isinstance(value, float) and (name == "p" or "drop" in name)
+            ),
+        )
+        for part in model.modules()
+    )
+    called = getattr(loss_fn, "func", loss_fn)
+    code = getattr(called, "__code__", None) or type(called)
+    return modes, code, torch.is_autocast_enabled("cpu")
 
 
 def signature_of(batch: object, *more: Hashable) -> Hashable:

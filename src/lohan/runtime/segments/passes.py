@@ -84,11 +84,12 @@ class Passes:
         phase = Phase.TURN if is_turn else Phase.FORWARD
         self._hooks.before(segment.id, phase)
         self._check_in_place(segment)
-        for micro_batch in group:
-            if segment.kind is SegmentKind.BLOCK:
-                self._run_block(segment, micro_batch)
-            else:
-                self._run_rest(segment, micro_batch)
+        with self._unhooked(segment):
+            for micro_batch in group:
+                if segment.kind is SegmentKind.BLOCK:
+                    self._run_block(segment, micro_batch)
+                else:
+                    self._run_rest(segment, micro_batch)
         is_complete = is_turn and group[-1] is self._micro_batches[-1]
         gradients = self._sums.finish(segment.id) if self._sums and is_complete else None
         self._hooks.after(segment.id, phase, gradients)
@@ -192,7 +193,8 @@ class Passes:
         raise DrawsUnknown(
             f"{where(micro_batch)} drew random numbers in an amount that was not known",
             why="later micro-batches started from the state it was expected to leave",
-            remedy="run this step again in micro-batch-major order, which learns the amount",
+            remedy="let the amount depend on shapes and on modes of modules only, not on values; "
+            "or give each step one micro-batch",
         )
 
     # Backward
@@ -218,7 +220,8 @@ class Passes:
             # lookup does not); where it does, `weights_by_place` finds them or says so.
             self._check_in_place(segment)
         for micro_batch in self._micro_batches:
-            with _told(f"in {segment.name}, backward of micro-batch {micro_batch.index}"):
+            told = _told(f"in {segment.name}, backward of micro-batch {micro_batch.index}")
+            with told, self._unhooked(segment):
                 if segment.kind is SegmentKind.BLOCK:
                     self._block_backward(segment, micro_batch)
                 else:
@@ -260,6 +263,20 @@ class Passes:
         )
 
     # Gradients of parameters
+
+    @contextlib.contextmanager
+    def _unhooked(self, segment: Segment) -> Iterator[None]:
+        """Put aside hooks that users have on parameters which a segment borrows: they are for
+        whole gradients, and this one is not whole before its owner has run backward."""
+        borrowed = [self._sets[owner].parameters[name] for name, owner in segment.borrowed]
+        hooks = [(p, p._backward_hooks) for p in borrowed if p._backward_hooks]
+        try:
+            for parameter, _ in hooks:
+                parameter._backward_hooks = None
+            yield
+        finally:
+            for parameter, own in hooks:
+                parameter._backward_hooks = own
 
     def on_gradient(self, parameter: torch.Tensor) -> None:
         """Hook of every trainable parameter: take its gradient before it takes up room twice."""

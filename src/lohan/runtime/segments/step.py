@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
-from lohan.runtime.randomness import DrawLedger, Generators, signature_of
+from lohan.runtime.randomness import DrawLedger, Generators, draw_setting, signature_of
 from lohan.runtime.segments.ambient import Ambient, memory_features_off
 from lohan.runtime.segments.block_run import BlockRunner
 from lohan.runtime.segments.changing_buffers import left_as_it_is
@@ -120,17 +120,23 @@ class SegmentedModel:
         """Losses only: the same forward without gradients. Raises as `step` does."""
         return self._run(micro_batches, loss_fn, {}, order, has_gradients=False)
 
-    def unknown_batches(self, micro_batches: Sequence[Any]) -> list[Any]:
+    def unknown_batches(
+        self, micro_batches: Sequence[Any], loss_fn: LossFunction | None = None
+    ) -> list[Any]:
         """Batches whose random numbers must be counted before they can go layer by layer with
         others: one of each shape not seen before, once a model was found to draw any."""
-        if len(micro_batches) == 1 or not self.model.training or self._ledger.has_draws is False:
+        setting = draw_setting(self.model, loss_fn)
+        has_draws = self._ledger.has_draws.get(setting)
+        # Models draw in training; a loss may at any time.
+        may_draw = loss_fn is not None or any(part.training for part in self.model.modules())
+        if len(micro_batches) == 1 or not may_draw or has_draws is False:
             return []
         found: dict[Hashable, Any] = {}
         for batch in micro_batches:
-            signature = self._signature(batch)
+            signature = signature_of(batch, setting)
             if not self._ledger.knows(signature):
                 found.setdefault(signature, batch)
-        return list(found.values())[: None if self._ledger.has_draws else 1]
+        return list(found.values())[: None if has_draws else 1]
 
     def learn_draws(self, batch: Any, loss_fn: LossFunction | None = None) -> None:
         """Run a batch forward only to count the random numbers it draws; leaves the generators and
@@ -139,12 +145,9 @@ class SegmentedModel:
         with left_as_it_is(self.model):
             self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
         self._generators.set_state(before)
-        draws = self._ledger.draws(self._signature(batch))
-        self._ledger.has_draws = bool(self._ledger.has_draws) or draws
-
-    def _signature(self, batch: Any) -> Hashable:
-        # Whether there will be gradients is not part of it: forward draws the same without.
-        return signature_of(batch, self.model.training, torch.is_autocast_enabled("cpu"))
+        setting, found = draw_setting(self.model, loss_fn), self._ledger.has_draws
+        draws = self._ledger.draws(signature_of(batch, setting))
+        found[setting] = found.get(setting, False) or draws
 
     def _run(
         self,
@@ -177,7 +180,8 @@ class SegmentedModel:
             sums=GradientSums(self._sets, self._hooks.gradient_buffer) if has_gradients else None,
             with_backward=self.segments.with_backward(self.model),
         )
-        signatures = [self._signature(batch) for batch in batches]
+        setting = draw_setting(self.model, loss_fn)
+        signatures = [signature_of(batch, setting) for batch in batches]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._tidy(micro_batches))
             stack.enter_context(memory_features_off(self.model))
