@@ -14,7 +14,7 @@ from lohan.model.shape import INPUT
 from lohan.plan import Plan
 from lohan.plan.block_costs import block_costs
 from lohan.plan.cost import StepLoad, Traffic, stage_seconds, step_load
-from lohan.plan.pools import NUM_SPILL_SLOTS, trained_parameters
+from lohan.plan.pools import trained_parameters
 from lohan.plan.swap_order import swappable_indices
 from lohan.vocabulary import BlockId, TensorKind, Tier
 
@@ -237,7 +237,9 @@ def _our_decisions(solver: _Solver, plan: Plan, machine: Machine) -> _Sums:
         - sum(line.nbytes for line in ledger.lines_of(Tier.GPU) if line.purpose not in decided_gpu)
     )
     solver.require(
-        _total(in_ram) * num_gpus + most_spilled * (NUM_SPILL_SLOTS * num_gpus) + _total(resident)
+        _total(in_ram) * num_gpus
+        + most_spilled * (plan.system.num_spill_slots * num_gpus)
+        + _total(resident)
         <= max(0, ram_left) / GB
     )
     solver.require(_total(kept) + most_swapped * (2 / mb) <= max(0, gpu_left) / GB)

@@ -71,7 +71,7 @@ CASES = (
         machine="paper-4090",
         policy="lohan+",
         batch=64,
-        ram_gib=14,
+        ram_gib=2,
         clips_gradients=True,
     ),
     Case(name="ours-tied", model="gpt2", machine="desktop-4090", policy="lohan+", batch=16),

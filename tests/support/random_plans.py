@@ -108,14 +108,21 @@ def random_machine(rng: random.Random, *, num_gpus: int | None = None) -> Machin
 
 
 def random_plan(
-    seed: int, *, policy: str | None = None, most_blocks: int = 30, is_plain: bool = False
+    seed: int,
+    *,
+    policy: str | None = None,
+    most_blocks: int = 30,
+    is_plain: bool = False,
+    ram_bytes: int | None = None,
 ) -> tuple[Plan, Machine]:
     """A plan of a random policy, fitting or not, and its machine.
 
-    `is_plain`: one GPU, no shared weights, no clipping.
+    `is_plain`: one GPU, no shared weights, no clipping. `ram_bytes`: in place of a random RAM.
     """
     rng = random.Random(seed)
     machine = random_machine(rng, num_gpus=1 if is_plain else None)
+    if ram_bytes is not None:
+        machine = machine.with_ram(ram_bytes)
     shape = random_shape(rng, most_blocks=most_blocks)
     if is_plain:
         shape = replace(shape, tied=())

@@ -10,8 +10,6 @@ from itertools import pairwise
 from lohan.model.shape import ModelShape
 from lohan.plan.system import System
 
-NUM_SPILL_SLOTS = 3
-"""Blocks of activations in RAM on their way to SSD or back."""
 _SLOT_MARGIN_BYTES = 4096
 """Rounding of a slot's size up to what drives read and write directly."""
 
@@ -97,7 +95,7 @@ def pool_sizes(
     return {
         "ring": system.num_ring_slots * largest,
         "held": system.num_held_slots * largest,
-        "fresh": system.num_ring_slots * largest,
+        "fresh": system.num_fresh_slots * largest,
         "states": system.num_state_slots * (part + _SLOT_MARGIN_BYTES),
         "waiting": waiting,
     }

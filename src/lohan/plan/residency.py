@@ -47,8 +47,30 @@ def choose_residents(
     else:
         states, left = _spread(num_trained, _OTHER_STATES_BYTES, filled.states_bytes)
         weights, _ = _spread(num_parameters, _WEIGHTS_BYTES, filled.weights_bytes + left)
+    return _kinds(len(num_parameters), weights, states)
+
+
+def largest_residents(
+    spare_bytes: int, num_parameters: Sequence[int], num_trained: Sequence[int]
+) -> list[frozenset[TensorKind]]:
+    """Resident kinds per block with the largest blocks first, each with all its states.
+
+    For models of a few blocks of very different sizes, where an even spread leaves RAM empty.
+    """
+    states, left = set(), spare_bytes
+    for number in sorted(range(len(num_trained)), key=lambda one: -num_trained[one]):
+        nbytes = _OTHER_STATES_BYTES * num_trained[number] + _WEIGHTS_BYTES * num_parameters[number]
+        if num_trained[number] and nbytes <= left:
+            states.add(number)
+            left -= nbytes
+    others = [0 if number in states else count for number, count in enumerate(num_parameters)]
+    weights, _ = _spread(others, _WEIGHTS_BYTES, left)
+    return _kinds(len(num_parameters), weights | states, states)
+
+
+def _kinds(num_blocks: int, weights: set[int], states: set[int]) -> list[frozenset[TensorKind]]:
     chosen = []
-    for number in range(len(num_parameters)):
+    for number in range(num_blocks):
         kinds = {TensorKind.P16} if number in weights else set()
         if number in states:
             kinds |= {TensorKind.P32, TensorKind.OS32}

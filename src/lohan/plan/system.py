@@ -144,6 +144,10 @@ class System:
     """Blocks of P16 read ahead into RAM."""
     num_held_slots: int = 3
     """Blocks of P16 kept in RAM between the backward pass and the update that uses them again."""
+    num_fresh_slots: int = 3
+    """Blocks of P16 in RAM between an update under the next forward pass and that pass."""
+    num_spill_slots: int = 3
+    """Blocks of activations in RAM on their way to SSD or back."""
     num_state_slots: int = 2
     """Blocks (or parts of blocks) of state in RAM at a time."""
     is_serial: bool = False

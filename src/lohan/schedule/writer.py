@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from lohan.plan.block_costs import BlockCosts
 from lohan.plan.plan import Plan
 from lohan.plan.pools import (
-    NUM_SPILL_SLOTS,
     BlockSizes,
     gradient_bytes,
     pool_sizes,
@@ -153,5 +152,5 @@ class TaskWriter:
             Pool("kept", Tier.GPU, sum(costs.kept_bytes for costs in self._costs)),
             *(Pool(name, Tier.RAM, nbytes) for name, nbytes in streaming.items()),
             Pool("swapped", Tier.RAM, in_ram),
-            Pool("spilling", Tier.RAM, NUM_SPILL_SLOTS * spilled),
+            Pool("spilling", Tier.RAM, system.num_spill_slots * spilled),
         ]

@@ -79,6 +79,7 @@ def test_ram_alone_does_not_help_where_the_gpu_is_short() -> None:
 
 def test_machine_with_just_enough_of_everything_short_fits() -> None:
     asked = question("lohan+", "llama-3.1-405b", 1, "desktop-4090")
+    asked = replace(asked, machine=asked.machine.with_ram(8 * GIB))
     plan = make_plan(asked.policy, asked.machine, asked.shape, asked.workload)
     short = sorted(plan.ledger.shortages())
     assert short == [Tier.RAM, Tier.SSD]

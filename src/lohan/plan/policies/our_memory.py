@@ -15,7 +15,8 @@ from lohan.plan.block_costs import BlockCosts, block_costs
 from lohan.plan.ledger import Ledger, LedgerLine
 from lohan.plan.plan import BlockPlan
 from lohan.plan.policies.gpu_floor import GpuFloor
-from lohan.plan.pools import NUM_SPILL_SLOTS, BlockSizes, pool_sizes, trained_parameters
+from lohan.plan.policies.our_buffers import Buffers
+from lohan.plan.pools import BlockSizes, pool_sizes, trained_parameters
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
 from lohan.vocabulary import BlockId, TensorKind, Tier
@@ -24,8 +25,6 @@ from lohan.vocabulary import BlockId, TensorKind, Tier
 GPU_SHARE = 0.92
 # What the operating system and the bare process need.
 RAM_SHARE = 0.90
-# Blocks of G16 in RAM that updates under the backward pass need to keep the lanes busy.
-MIN_GRADIENT_SLOTS = 4
 # Numbers of micro-batches that are planned with before the best is taken.
 _NUM_COUNTS = 3
 
@@ -80,7 +79,7 @@ class OurMemory:
     shape: ModelShape
     workload: Workload
     num_micro_batches: int
-    num_update_parts: int
+    buffers: Buffers
 
     @cached_property
     def batch(self) -> int:
@@ -101,16 +100,18 @@ class OurMemory:
         """Largest and total weights and gradients of the blocks."""
         return BlockSizes.of(self.shape)
 
-    @cached_property
-    def buffer_bytes(self) -> int:
-        """RAM that streaming needs whatever is swapped or resident."""
-        sizes = pool_sizes(
+    def pool_bytes(self, gradient_slots: int | None) -> dict[str, int]:
+        """RAM of each streaming pool with so many blocks of gradients waiting."""
+        return pool_sizes(
             self.system,
             self.block_sizes,
-            num_update_parts=self.num_update_parts,
-            gradient_slots=MIN_GRADIENT_SLOTS,
+            num_update_parts=self.buffers.num_update_parts,
+            gradient_slots=gradient_slots,
         )
-        return sum(sizes.values())
+
+    def spare_ram_bytes(self, gradient_slots: int | None) -> int:
+        """RAM that streaming leaves, whatever is swapped or resident."""
+        return max(0, self.budgets[Tier.RAM] - sum(self.pool_bytes(gradient_slots).values()))
 
     @cached_property
     def floor(self) -> GpuFloor:
@@ -169,12 +170,7 @@ class OurMemory:
         shape, num_gpus = self.shape, self.machine.num_gpus
         costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
         blocks, floor = self.block_sizes, self.floor
-        sizes = pool_sizes(
-            self.system,
-            blocks,
-            num_update_parts=self.num_update_parts,
-            gradient_slots=gradient_slots,
-        )
+        sizes = self.pool_bytes(gradient_slots)
         counts = [kind.num_parameters for kind in shape.blocks]
         trained = trained_parameters(shape)
         resident = sum(
@@ -239,7 +235,12 @@ class OurMemory:
                 sum(cost.to_ram_bytes for cost in costs) * num_gpus,
                 batch_remedy,
             ),
-            line(Tier.RAM, "activations on their way", NUM_SPILL_SLOTS * on_ssd, batch_remedy),
+            line(
+                Tier.RAM,
+                "activations on their way",
+                self.system.num_spill_slots * on_ssd,
+                batch_remedy,
+            ),
             line(Tier.RAM, "resident states", resident, ram_remedy, is_constant=True),
             self._states_line(2 * sum(counts) + 10 * sum(trained) - resident),
             line(

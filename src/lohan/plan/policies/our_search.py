@@ -6,7 +6,7 @@ GPU; GPU memory that is left keeps outputs that would be swapped, RAM is filled 
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -16,12 +16,14 @@ from lohan.plan.activations import SwapPoint, best_point, swap_points
 from lohan.plan.cost import StepLoad, Traffic, step_load
 from lohan.plan.policies.gpu_floor import is_outside
 from lohan.plan.policies.our_memory import OurMemory
-from lohan.plan.pools import NUM_SPILL_SLOTS, trained_parameters
+from lohan.plan.pools import trained_parameters
 from lohan.plan.residency import Residency, fill_ram
 from lohan.plan.swap_order import SwapStep, swap_order
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
 
+_FOREVER_SECONDS = 1e12
+"""What does not fit takes longer than anything that does."""
 _PARTS_OF_KEPT = 4
 """Numbers of whole blocks on the GPU that are tried: none, all that fit, and between."""
 
@@ -109,9 +111,13 @@ class Search:
         ]
 
     def choose(self, memory: OurMemory, spare: int) -> Chosen:
-        """The candidate with the shortest estimate; `spare` is RAM beyond the buffers."""
+        """The candidate with the shortest estimate of those that fit, or the one that needs least
+        RAM; `spare` is RAM beyond the buffers."""
 
         def seconds(candidate: Chosen) -> float:
+            short_bytes = self._short_bytes(candidate, spare, memory.system)
+            if short_bytes > 0:
+                return _FOREVER_SECONDS + short_bytes
             return self.load(candidate, spare, memory.system).estimated_seconds
 
         most = self._most_kept(memory, 0)
@@ -172,16 +178,26 @@ class Search:
         inner = [sizes[kind] for kind in self.shape.sequence_of_kinds[1:-1]]
         return [0, *accumulate(reversed(inner))]
 
-    def fill(self, chosen: Chosen, spare: int) -> Residency:
+    def fill(self, chosen: Chosen, spare: int, system: System) -> Residency:
         """RAM shared out for a candidate; what spills needs buffers on its way."""
         swapped = chosen.swapped_bytes * self.machine.num_gpus
-        buffers = NUM_SPILL_SLOTS * chosen.point.largest_block_bytes * self.machine.num_gpus
         filled = self.fill_ram(spare, swapped)
-        return (
-            filled
-            if filled.activation_bytes == swapped
-            else self.fill_ram(spare - buffers, swapped)
-        )
+        if filled.activation_bytes == swapped:
+            return filled
+        spill_bytes = self._spill_bytes(chosen, system)
+        if spill_bytes >= swapped:
+            # Nothing is won by what would take as much RAM on its way.
+            return replace(self.fill_ram(spare - swapped, 0), activation_bytes=swapped)
+        return self.fill_ram(spare - spill_bytes, swapped)
+
+    def _spill_bytes(self, chosen: Chosen, system: System) -> int:
+        """RAM for what is on its way to SSD or back."""
+        return system.num_spill_slots * chosen.point.largest_block_bytes * self.machine.num_gpus
+
+    def _short_bytes(self, chosen: Chosen, spare: int, system: System) -> int:
+        """RAM that a candidate lacks for what it swaps, in RAM or on its way to SSD."""
+        swapped = chosen.swapped_bytes * self.machine.num_gpus
+        return min(swapped, self._spill_bytes(chosen, system)) - spare
 
     def fill_ram(self, spare: int, swapped_bytes: int) -> Residency:
         """RAM shared out between states and so many bytes of activations."""
@@ -194,7 +210,7 @@ class Search:
 
     def load(self, chosen: Chosen, spare: int, system: System) -> StepLoad:
         """Busy seconds per resource for a candidate, with RAM filled by benefit."""
-        traffic = self.traffic(chosen, self.fill(chosen, spare), system.spills_gradients)
+        traffic = self.traffic(chosen, self.fill(chosen, spare, system), system.spills_gradients)
         return step_load(self.machine, traffic, clips=self.workload.clips_gradients)
 
     def traffic(self, chosen: Chosen, filled: Residency, spills_gradients: bool) -> Traffic:

@@ -17,10 +17,10 @@ from lohan.plan.block_costs import block_costs
 from lohan.plan.cost import step_load
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies.gpu_floor import is_outside
-from lohan.plan.policies.our_memory import MIN_GRADIENT_SLOTS, OurMemory, micro_batch_counts
+from lohan.plan.policies.our_buffers import buffer_sets
+from lohan.plan.policies.our_memory import OurMemory, micro_batch_counts
 from lohan.plan.policies.our_search import Chosen, Search
-from lohan.plan.pools import NUM_SPILL_SLOTS
-from lohan.plan.residency import choose_residents
+from lohan.plan.residency import choose_residents, largest_residents
 from lohan.plan.system import SPLIT_STATE, ActivationRule, System, UpdateTiming
 from lohan.plan.workload import Workload
 from lohan.vocabulary import Choice, TensorKind, Tier
@@ -40,12 +40,10 @@ OURS = System(
     splits_batches=True,
 )
 
-# Parameters of one streamed piece of state: large enough for the drives, small enough for RAM,
-# and not so many pieces that the list of tasks gets long.
-PART_PARAMETERS = 100_000_000
-MAX_PARTS = 6
 # More micro-batches must save at least this much: kernels on less are a little slower.
 _WORTH_SPLITTING = 0.98
+# And smaller pieces of state so much: drives are a little slower with them.
+_WORTH_CUTTING = 0.95
 
 
 def plan_ours(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
@@ -58,10 +56,6 @@ class _Planner:
     machine: Machine
     shape: ModelShape
     workload: Workload
-
-    @cached_property
-    def num_update_parts(self) -> int:
-        return min(MAX_PARTS, max(1, -(-max(self.search.trained) // PART_PARAMETERS)))
 
     @cached_property
     def search(self) -> Search:
@@ -77,16 +71,7 @@ class _Planner:
             self.workload.sequence,
             self.workload.num_micro_batches,
         ):
-            way, plan = self._best_way(
-                OurMemory(
-                    system=system,
-                    machine=self.machine,
-                    shape=self.shape,
-                    workload=self.workload,
-                    num_micro_batches=num_micro_batches,
-                    num_update_parts=self.num_update_parts,
-                )
-            )
+            way, plan = self._with_best_buffers(system, num_micro_batches)
             if best is None or (
                 plan.ledger.fits and self._seconds(way) < _WORTH_SPLITTING * self._seconds(best[0])
             ):
@@ -96,6 +81,42 @@ class _Planner:
                 break
         assert best is not None, "there is always a number of micro-batches"
         return best[1]
+
+    def _with_best_buffers(self, system: System, num_micro_batches: int) -> tuple["_Decided", Plan]:
+        """The plan with the most generous buffers that fit, or smaller pieces of state where RAM
+        serves better otherwise; the leanest where none fit."""
+        best: tuple[_Decided, Plan] | None = None
+        for buffers in buffer_sets(self.shape, clips_gradients=self.workload.clips_gradients):
+            if (
+                best is not None
+                and best[1].ledger.spare(Tier.RAM) >= 0
+                and (buffers.costs_overlap or not self._wants_ram(best))
+            ):
+                break
+            found = self._best_way(
+                OurMemory(
+                    system=buffers.of(system),
+                    machine=self.machine,
+                    shape=self.shape,
+                    workload=self.workload,
+                    num_micro_batches=num_micro_batches,
+                    buffers=buffers,
+                )
+            )
+            if (
+                best is None
+                or best[1].ledger.spare(Tier.RAM) < 0
+                or self._seconds(found[0]) < _WORTH_CUTTING * self._seconds(best[0])
+            ):
+                best = found
+        assert best is not None, "there is always a set of buffers"
+        return best
+
+    def _wants_ram(self, way: tuple["_Decided", Plan]) -> bool:
+        """Whether states in flight take a good part of RAM from what could stay in it."""
+        memory, plan = way[0].memory, way[1]
+        states = memory.pool_bytes(plan.gradient_slots)["states"]
+        return states > (1 - _WORTH_CUTTING) * memory.budgets[Tier.RAM]
 
     def _best_way(self, memory: OurMemory) -> tuple["_Decided", Plan]:
         """The fastest plan with so many micro-batches, of those that need least where none fits."""
@@ -124,19 +145,23 @@ class _Planner:
             num_micro_batches=decided.memory.num_micro_batches,
             blocks=tuple(blocks),
             ledger=decided.memory.ledger(blocks, decided.gradient_slots),
-            num_update_parts=self.num_update_parts,
+            num_update_parts=decided.memory.buffers.num_update_parts,
             gradient_slots=decided.gradient_slots,
         )
 
     def _without_clipping(self, memory: OurMemory) -> "_Decided":
-        spare = max(0, memory.budgets[Tier.RAM] - memory.buffer_bytes)
-        share = self._deferred_share(self.search.choose(memory, spare), spare)
+        least = memory.buffers.gradient_slots
+        spare = memory.spare_ram_bytes(least)
+        share = self._deferred_share(self.search.choose(memory, spare), memory, spare)
         deferred = self._deferred_blocks(share, memory, spare)
+        if not deferred:
+            # No weights come straight from an update.
+            memory = replace(memory, system=replace(memory.system, num_fresh_slots=0))
         # Gradients of deferred updates wait in RAM for the next forward pass.
         largest = max(1, memory.block_sizes.largest_gradient_bytes)
         waiting = 2 * sum(self.search.trained[block] for block in deferred)
-        slots = min(len(self.search.blocks), MIN_GRADIENT_SLOTS + -(-waiting // largest))
-        spare = max(0, spare - max(0, slots - MIN_GRADIENT_SLOTS) * largest)
+        slots = min(len(self.search.blocks), least + -(-waiting // largest))
+        spare = memory.spare_ram_bytes(slots)
         return _Decided(
             memory=memory,
             spare=spare,
@@ -147,17 +172,17 @@ class _Planner:
 
     def _with_clipping(self, memory: OurMemory) -> list["_Decided"]:
         """All updates wait for the norm: their gradients in RAM, or on SSD."""
-        spilling = replace(memory, system=replace(memory.system, spills_gradients=True))
-        waiting = memory.block_sizes.all_gradients_bytes
+        # None takes its weights from the backward pass.
+        system = replace(memory.system, num_held_slots=0)
+        waiting = replace(memory, system=system)
+        spilling = replace(memory, system=replace(system, spills_gradients=True))
         return [
-            self._all_deferred(memory, memory.buffer_bytes + waiting, None),
-            self._all_deferred(spilling, spilling.buffer_bytes, MIN_GRADIENT_SLOTS),
+            self._all_deferred(waiting, None),
+            self._all_deferred(spilling, memory.buffers.gradient_slots),
         ]
 
-    def _all_deferred(
-        self, memory: OurMemory, taken_bytes: int, gradient_slots: int | None
-    ) -> "_Decided":
-        spare = max(0, memory.budgets[Tier.RAM] - taken_bytes)
+    def _all_deferred(self, memory: OurMemory, gradient_slots: int | None) -> "_Decided":
+        spare = memory.spare_ram_bytes(gradient_slots)
         return _Decided(
             memory=memory,
             spare=spare,
@@ -168,11 +193,11 @@ class _Planner:
 
     # Which updates are deferred --------------------------------------------------------------
 
-    def _deferred_share(self, chosen: Chosen, spare: int) -> float:
+    def _deferred_share(self, chosen: Chosen, memory: OurMemory, spare: int) -> float:
         """Share of updates left to the next forward pass, so that the drives are as busy in it
         as in the backward pass, each in proportion to its length."""
         point, search = chosen.point, self.search
-        traffic = search.traffic(chosen, search.fill(chosen, spare), False)
+        traffic = search.traffic(chosen, search.fill(chosen, spare, memory.system), False)
         machine = self.machine
         read, write = machine.ssd_read_bytes_per_second, machine.ssd_write_bytes_per_second
         weights = traffic.weight_read_bytes / read
@@ -214,7 +239,7 @@ class _Planner:
 
     def _decide(self, decided: "_Decided") -> list[BlockPlan]:
         chosen, spare = decided.chosen, decided.spare
-        in_ram = self.search.fill(chosen, spare).activation_bytes
+        in_ram = self.search.fill(chosen, spare, decided.memory.system).activation_bytes
         if in_ram == chosen.swapped_bytes * self.machine.num_gpus:
             # All of it: whole outputs may need a little more than the search's shares.
             in_ram = spare
@@ -247,8 +272,8 @@ class _Planner:
     ) -> list[frozenset[TensorKind]]:
         """States in RAM once whole outputs have found their place: the search dealt in shares.
 
-        Weights first, as the search had it, or the others first where whole blocks or the norm
-        make that better.
+        Weights first, as the search had it, or the others first, or the largest blocks, where whole
+        blocks or the norm make that better.
         """
         search, num_gpus = self.search, self.machine.num_gpus
         costs = [
@@ -256,7 +281,8 @@ class _Planner:
             for kind, plan in zip(search.blocks, plans, strict=True)
         ]
         in_ram = sum(cost.to_ram_bytes for cost in costs) * num_gpus
-        buffers = NUM_SPILL_SLOTS * max(cost.to_ssd_bytes for cost in costs) * num_gpus
+        num_spill_slots = decided.memory.system.num_spill_slots
+        buffers = num_spill_slots * max(cost.to_ssd_bytes for cost in costs) * num_gpus
         left = max(0, decided.spare - in_ram - buffers)
         weights_first = search.fill_ram(left, 0)
         states = min(left, 10 * search.num_trained)
@@ -265,6 +291,7 @@ class _Planner:
         found = [
             choose_residents(weights_first, counts, search.trained, weights_first=True),
             choose_residents(states_first, counts, search.trained, weights_first=False),
+            largest_residents(left, counts, search.trained),
         ]
 
         def resident(
@@ -274,7 +301,7 @@ class _Planner:
 
         def seconds(residents: list[frozenset[TensorKind]]) -> float:
             filled = replace(
-                search.fill(decided.chosen, decided.spare),
+                search.fill(decided.chosen, decided.spare, decided.memory.system),
                 weights_bytes=2 * resident(TensorKind.P16, counts, residents),
                 states_bytes=10 * resident(TensorKind.OS32, search.trained, residents),
             )
