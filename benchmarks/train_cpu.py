@@ -144,7 +144,10 @@ def train_with_lohan(args, system: str) -> None:
 def run_one(args, system: str) -> dict:
     """One system in a process of its own."""
     shared = ["model", "batch", "seq", "steps", "warmup"]
+    environment = dict(os.environ)
     if system.startswith("DeepSpeed"):
+        # Its extension for asynchronous I/O is built without naming the library it needs.
+        environment["LD_PRELOAD"] = "libaio.so.1"
         command = [args.deepspeed, str(Path(__file__).with_name("deepspeed_cpu.py"))]
         command += ["--checkpointed"] if "checkpointed" in system else []
     else:
@@ -155,7 +158,7 @@ def run_one(args, system: str) -> dict:
         command += [f"--{name}", str(getattr(args, name))]
     for directory in args.ssd:
         command += ["--ssd", directory]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if done.returncode:
         return {"error": f"exit code {done.returncode}"}
     return json.loads(done.stdout.strip().splitlines()[-1])
