@@ -20,6 +20,7 @@ from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
 from lohan.runtime.planning import Policy
 from lohan.runtime.segments import LossFunction
+from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import check_directories
 from lohan.store.initial import Moments
 from lohan.units import parse_bytes
@@ -46,6 +47,7 @@ def attach(
     run: str | None = None,
     example: Any | None = None,
     largest_step: Sequence[Any] | None = None,
+    write_limit: WriteLimit | None = None,
     loss_fn: LossFunction | None = None,
     nonfinite: str = "stop",
     slots: int = 2,
@@ -73,6 +75,8 @@ def attach(
         example: a micro-batch, for models whose inputs are not `input_ids` and `labels`.
         largest_step: micro-batches of the largest step to come; whether it fits is then known
             before anything is written.
+        write_limit: the most a run of so many steps may write to its SSDs; a plan that keeps to it
+            is taken, or the run refused.
         loss_fn: `loss_fn(model, batch)`, in place of the loss of `model(**batch)`.
         nonfinite: "stop" or "skip", for gradients that are infinite or NaN.
         slots: 2 keeps the last seal whole whatever happens; 1 halves the SSD space and does not.
@@ -120,6 +124,7 @@ def attach(
             run=run,
             example=example,
             largest_step=largest_step,
+            write_limit=write_limit,
             loss_fn=loss_fn,
             nonfinite=nonfinite,
             num_slots=slots,

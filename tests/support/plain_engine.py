@@ -64,6 +64,7 @@ class PlainEngine:
         self.sealed: PlainManifest | None = None
         self.num_steps = int((counters or {}).get("num_steps", 0))
         self.plan = self.prediction = None
+        self.written_bytes = 0
         self.is_closed = False
         named = dict(model.named_parameters())
         if run is not None:
@@ -123,6 +124,8 @@ class PlainEngine:
             parameter.data = self.masters[name].to(parameter.dtype)
             parameter.grad = None
         tokens = sum(int((batch["labels"] != -100).sum()) for batch in micro_batches)
+        written = 12 * sum(p.numel() for p in named.values())
+        self.written_bytes += written
         return PlainResult(
             step=self.num_steps,
             loss=sum(losses),
@@ -130,7 +133,7 @@ class PlainEngine:
             grad_norm=norm,
             tokens=tokens,
             seconds=time.perf_counter() - begin,
-            written_bytes=12 * sum(p.numel() for p in named.values()),
+            written_bytes=written,
         )
 
     def evaluate(self, batches: list[Any], loss_fn: Any = None) -> list[float]:
@@ -209,6 +212,7 @@ def attach_plainly(
     offload: Any,
     progress: Any,
     largest_step: Any = None,
+    write_limit: Any = None,
     **kwargs: Any,
 ) -> PlainEngine:
     """In place of `lohan.train.attaching.attach_engine`."""

@@ -32,6 +32,7 @@ from lohan.runtime.run_setup import (
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
 from lohan.runtime.traced_model import TracedModel, sizes_of
+from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import CHUNK_BYTES, DriveSettings, IoEngine, add_drives, choose_engine
 from lohan.store import (
     ComputeFormat,
@@ -65,6 +66,7 @@ def attach_engine(
     run: str | None = None,
     example: Any | None = None,
     largest_step: Sequence[Any] | None = None,
+    write_limit: WriteLimit | None = None,
     loss_fn: LossFunction | None = None,
     nonfinite: str = "stop",
     num_slots: int = 2,
@@ -105,7 +107,9 @@ def attach_engine(
         masters = master_format or master_format_of(policy, compute_format)
         segments, layout = lay_out(model, traced, compute_format, masters)
         first = None if run is not None else initial_tensors(model, weights)
-        budgets = Budgets(ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, scratch_bytes=scratch)
+        budgets = Budgets(
+            ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, scratch_bytes=scratch, writes=write_limit
+        )
         waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite_policy)
         if largest_step:
             tell("checking that the largest step fits")

@@ -213,6 +213,11 @@ class Engine:
         return self._setup.store
 
     @property
+    def written_bytes(self) -> int:
+        """Written to the SSDs since the engine was attached: first states, steps, seals."""
+        return self._setup.written_bytes
+
+    @property
     def ram_peak_bytes(self) -> int:
         """Most main memory held at once by buffers and resident states."""
         buffers = self._running.host.peak_bytes if self._running is not None else 0
@@ -264,15 +269,13 @@ class Engine:
         # Gradients that are not finite are this step's failure, not that of a later call.
         for task in filter(looks_at_gradients, tasks):
             running.lanes.wait(task.id)
-        losses = counted_losses(found, shares, scale)
         self._counters.count(record)
-        ended = time.perf_counter()
-        after = running.counters
+        ended, after = time.perf_counter(), running.counters
         busy = self._load.end(ended)
         self._learn_machine(running)
         return StepResult.of(
             record,
-            losses,
+            counted_losses(found, shares, scale),
             tokens=sum(num_tokens(batch) for batch in batches),
             seconds=ended - started,
             traffic=(before, after),

@@ -21,6 +21,13 @@ from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
 from lohan.plan.workload import Workload
 from lohan.runtime.swap_modes import BlockChoices
 from lohan.runtime.traced_model import BatchSizes
+from lohan.runtime.write_limit import (
+    WRITE_PRICES,
+    Candidate,
+    WriteLimit,
+    dearer_writes,
+    fastest_within,
+)
 from lohan.schedule.task import Pool
 from lohan.simulate.quick import quick_step
 from lohan.store import (
@@ -47,6 +54,8 @@ class Budgets:
     ram_bytes: int
     gpu_bytes: int | None
     scratch_bytes: int
+    writes: WriteLimit | None = None
+    """Of the whole run, to the SSDs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,7 @@ def plan_run(
         fixed_residents: what lives in RAM already and stays there.
 
     Raises:
-        DoesNotFit: no plan of this policy stays within them.
+        DoesNotFit: no plan of this policy stays within them, that of writes included.
     """
     workload = Workload(
         batch=sizes.num_micro_batches * sizes.micro_batch,
@@ -88,7 +97,7 @@ def plan_run(
         clips_gradients=clips_gradients,
         num_micro_batches=sizes.num_micro_batches,
     )
-    best: tuple[float, Plan, Machine] | None = None
+    found: list[Candidate] = []
     refusal: DoesNotFit | None = None
     if fixed_residents is not None:
         # What lives in RAM stays there: the rest of RAM is planned anew.
@@ -96,19 +105,23 @@ def plan_run(
             layout, parts_of_kinds(layout, [block.residents for block in fixed_residents])
         )
         budgets = replace(budgets, ram_bytes=max(1, budgets.ram_bytes - held))
+    is_limited = budgets.writes is not None and not callable(policy)
     for candidate in _machines(machine, budgets, shares_ram):
-        try:
-            plan = _fitting_plan(policy, candidate, shape, workload, budgets, layout, shares_ram)
-        except DoesNotFit as error:
-            refusal = refusal or error
-            continue
-        seconds = seconds_of(plan, candidate)
-        if best is None or seconds < best[0]:
-            best = (seconds, plan, candidate)
-    if best is None:
+        for price in WRITE_PRICES if is_limited else WRITE_PRICES[:1]:
+            priced = dearer_writes(candidate, price)
+            try:
+                plan = _fitting_plan(policy, priced, shape, workload, budgets, layout, shares_ram)
+            except DoesNotFit as error:
+                refusal = refusal or error
+                continue
+            step = quick_step(plan, candidate)
+            found.append(Candidate(plan=plan, machine=candidate, step=step))
+    if not found:
         assert refusal is not None
         raise refusal
-    seconds, plan, used = best
+    # A run that is going on ends by what it has written, not by what is predicted.
+    best = fastest_within(found, budgets.writes, is_binding=fixed_residents is None)
+    seconds, plan, used = best.step.step_seconds, best.plan, best.machine
     if fixed_residents is not None:
         plan = replace(
             plan,

@@ -96,6 +96,11 @@ class RunSetup:
         config = getattr(self.model, "config", None)
         return not getattr(config, "is_encoder_decoder", False)
 
+    @property
+    def written_bytes(self) -> int:
+        """Written to the drives so far, whatever for."""
+        return sum(self.io.counters(drive).written_bytes for drive in self.drives)
+
     def tell(self, sentence: str) -> None:
         """Say what is going on."""
         if self.progress is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import lohan
+from lohan.runtime.write_limit import WriteLimit
 from lohan.train.offload import OffloadConfig
 
 Moments = Callable[[str], tuple[torch.Tensor, torch.Tensor]]
@@ -22,6 +23,7 @@ def attach_engine(
     moments: Moments | None,
     counters: Mapping[str, Any] | None,
     largest_step: Sequence[Any] | None,
+    write_limit: WriteLimit | None,
     progress: Callable[[str], None] | None,
 ) -> Any:
     """Attach the engine to a model; see `lohan.attach`."""
@@ -37,6 +39,7 @@ def attach_engine(
         counters=counters,
         run=run,
         largest_step=largest_step,
+        write_limit=write_limit,
         progress=progress,
         is_tracing=offload.is_tracing,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from lohan.units import format_bytes_decimal
+from lohan.train.writes import why_to_stop
 
 
 class SealingFlow(TrainerCallback):
@@ -37,13 +37,7 @@ class SealingFlow(TrainerCallback):
             control.should_save = True
         if trainer.stop_request.is_set:
             control.should_save = control.should_training_stop = True
-        budget_bytes = trainer.offload.write_budget
-        if budget_bytes is None or trainer.last_step is None:
-            return
-        if trainer.written_bytes + trainer.last_step.written_bytes > budget_bytes:
+        reason = why_to_stop(trainer)
+        if reason is not None and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
-            written = format_bytes_decimal(trainer.written_bytes)
-            trainer.stopped_because = (
-                f"the write budget of {format_bytes_decimal(budget_bytes)} is spent: {written} "
-                f"written, one more step would pass it"
-            )
+            trainer.stopped_because = reason

@@ -26,7 +26,8 @@ class OffloadConfig:
     device: str | None = None
     """`cuda`, `cuda:0`, `cpu` or `emulated`; None takes a GPU if there is one."""
     write_budget: int | None = None
-    """Most bytes the run may write to the SSDs; it seals and stops before it passes them."""
+    """Most bytes the run may write to the SSDs: planned for, refused beforehand if it cannot be
+    kept, and never passed."""
     archive_steps: int | None = None
     """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
     is_tracing: bool = False
@@ -38,8 +39,9 @@ HELP: dict[str, str] = {
     "ram": "Budget of main memory, such as 48GiB. Left out: what is free.",
     "gpu": "Budget of GPU memory, such as 20GiB. Left out: what is free.",
     "device": "cuda, cuda:0, cpu or emulated. Left out: a GPU if there is one.",
-    "write_budget": "Most that may be written to the SSDs, such as 300TB: the run seals and stops "
-    "before it passes it. Left out: no limit.",
+    "write_budget": "Most the whole run may write to the SSDs, such as 300TB. The plan keeps to "
+    "it, or the run is refused with the numbers before anything is written; a run that writes more "
+    "than predicted seals and stops before it passes it. Left out: no limit.",
     "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
     "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
     "trace": "Record the lanes of the last steps in OUT/trace.json, for Perfetto and the report.",

@@ -7,6 +7,7 @@ things are the command line's. Called by `progress`.
 from collections import Counter
 from typing import Any
 
+from lohan.runtime.write_limit import WriteLimit, written_by_seal
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Choice, Tier
 
@@ -18,8 +19,21 @@ _CHOICES = {
 }
 
 
-def plan_in_words(plan: Any, prediction: Any, *, num_steps: int) -> list[str]:
-    """Sentences about a plan; without a prediction those about time are left out."""
+def plan_in_words(
+    plan: Any,
+    prediction: Any,
+    *,
+    num_steps: int,
+    num_seals: int = 0,
+    write_limit: WriteLimit | None = None,
+) -> list[str]:
+    """Sentences about a plan; without a prediction those about time are left out.
+
+    Args:
+        num_steps: still to take.
+        num_seals: that write what lives in RAM meanwhile.
+        write_limit: of the whole run.
+    """
     ledger, shape = plan.ledger, plan.shape
     memory = ", ".join(
         f"{tier} {format_bytes(ledger.total(tier))} of {format_bytes(ledger.budgets[tier])}"
@@ -35,15 +49,24 @@ def plan_in_words(plan: Any, prediction: Any, *, num_steps: int) -> list[str]:
     ]
     if prediction is not None:
         hours = num_steps * prediction.step_seconds / 3600
-        written = num_steps * prediction.written_bytes
-        share = num_steps * prediction.endurance_share_per_step
+        sealed = num_seals * written_by_seal(plan)
+        written = num_steps * prediction.written_bytes + sealed
+        share = written / prediction.endurance_bytes
         lines += [
             f"predicted: {format_seconds(prediction.step_seconds)} a step, "
             f"{prediction.tokens_per_second:,.1f} tokens/s; bottleneck: {prediction.bottleneck}",
             f"predicted for {num_steps:,} steps: {format_seconds(hours * 3600)}, "
-            f"{format_bytes_decimal(written)} written to SSD, {share:.2%} of the drives' rated "
-            "life",
+            f"{format_bytes_decimal(written)} written to SSD"
+            + (f" ({format_bytes_decimal(sealed)} by seals)" if sealed else "")
+            + f", {share:.2%} of the drives' rated life",
         ]
+        if write_limit is not None:
+            total = write_limit.run_bytes(plan, prediction.written_bytes)
+            lines.append(
+                f"write budget: {format_bytes_decimal(total)} of "
+                f"{format_bytes_decimal(write_limit.budget_bytes)} for the whole run, first states "
+                "included"
+            )
     return lines
 
 

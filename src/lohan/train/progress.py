@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from transformers import TrainerCallback
 
 from lohan.train.plan_words import plan_in_words
+from lohan.train.writes import planned_seals, write_limit_of
 from lohan.units import format_bytes_decimal, format_seconds
 
 LOG_NAME = "log.jsonl"
@@ -133,7 +134,13 @@ class ConsoleProgress(TrainerCallback):
             return
         self._is_plan_shown = True
         left = max(0, state.max_steps - state.global_step)
-        for line in plan_in_words(engine.plan, engine.prediction, num_steps=left):
+        for line in plan_in_words(
+            engine.plan,
+            engine.prediction,
+            num_steps=left,
+            num_seals=planned_seals(self._trainer, left),
+            write_limit=write_limit_of(self._trainer),
+        ):
             self._console.print(f"  {line}", soft_wrap=True)
 
     def _left(self, state: Any) -> str:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from lohan.trace import chrome_json
 from lohan.train.plan_words import plan_in_words
+from lohan.train.writes import planned_seals, write_limit_of
 
 _PACKAGES = ("lohan", "torch", "transformers", "trl", "datasets", "accelerate", "safetensors")
 
@@ -31,7 +32,13 @@ class PlanFile(TrainerCallback):
         if plan is None or plan is self._written:
             return
         out = pathlib.Path(args.output_dir)
-        lines = plan_in_words(plan, self._trainer.engine.prediction, num_steps=state.max_steps)
+        lines = plan_in_words(
+            plan,
+            self._trainer.engine.prediction,
+            num_steps=state.max_steps,
+            num_seals=planned_seals(self._trainer, state.max_steps),
+            write_limit=write_limit_of(self._trainer),
+        )
         (out / "plan.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         (out / "plan.json").write_text(plan.to_json(), encoding="utf-8")
         self._written = plan

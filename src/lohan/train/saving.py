@@ -35,6 +35,7 @@ from lohan.train.run_files import PlanFile
 from lohan.train.source import ModelSource
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.stopping import StopRequest, leave, stop_on_signals
+from lohan.train.writes import write_limit_of
 
 # For the type checker: a mixin has whatever the trainer it is put before has.
 _SomeTrainer: Any = object
@@ -55,8 +56,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         self._engine: Any = None
         self.last_step: Any = None
         """Result of the engine's last step."""
-        self.written_bytes = 0
-        """Written to the SSDs by the steps of the run."""
+        self._written_before_bytes = 0
         self.stop_request = StopRequest()
         self.tell: Callable[[str], None] | None = None
         """Gets one sentence per stage of starting up."""
@@ -77,6 +77,12 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         """The step a resume would go on from; None while there is no engine, or no seal."""
         sealed = self._engine.sealed if self._engine is not None else None
         return None if sealed is None else int(sealed.step)
+
+    @property
+    def written_bytes(self) -> int:
+        """Written to the SSDs by the run: first states, steps and seals, earlier processes too."""
+        since = self._engine.written_bytes if self._engine is not None else 0
+        return self._written_before_bytes + int(since)
 
     @functools.cached_property
     def _reservation(self) -> Reservation:
@@ -125,7 +131,6 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _note_step(self, result: Any) -> None:
         self.last_step = result
-        self.written_bytes += result.written_bytes
         if hasattr(self.optimizer, "_is_overflow"):
             # accelerate's flag: a skipped step does not advance the schedule.
             self.optimizer._is_overflow = result.is_skipped
@@ -151,6 +156,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             moments=moments,
             counters=counters,
             largest_step=self.largest_step(),
+            write_limit=write_limit_of(self),
             progress=self.tell,
         )
         self.out.mkdir(parents=True, exist_ok=True)
@@ -276,7 +282,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             arguments=self._comparable_arguments(),
             data_hash=self.data_hash,
         )
-        self.written_bytes = int(self._sealed["written_bytes"])
+        self._written_before_bytes = int(self._sealed["written_bytes"])
 
     def _comparable_arguments(self) -> dict[str, Any]:
         return resume_point.comparable(self.args.to_dict())
@@ -311,10 +317,10 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+        self.engine.synchronize()  # so that what is still due is counted
         self._write_small_files(temporary, step)
         if self._is_archived(step):
             self._reservation.release()
-            self.engine.synchronize()
             self._export(temporary)
             shapes = {
                 name: tuple(parameter.shape)

@@ -39,7 +39,9 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
     )
     plan, prediction = planned or (None, None)
     engine = types.SimpleNamespace(run_id="abc", plan=plan, prediction=prediction)
-    return types.SimpleNamespace(last_step=result, engine=engine)
+    args = types.SimpleNamespace(save_strategy="steps", save_steps=5, max_steps=10)
+    offload = types.SimpleNamespace(archive_steps=None, write_budget=None)
+    return types.SimpleNamespace(last_step=result, engine=engine, args=args, offload=offload)
 
 
 def shown(made: Any, *, is_terminal: bool = False) -> tuple[ConsoleProgress, io.StringIO]:
