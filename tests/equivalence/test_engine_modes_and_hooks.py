@@ -104,3 +104,54 @@ def bound_gradients(step: int, model: nn.Module, optimizer: AdamW) -> None:
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 def test_hooks_on_tied_parameters_see_whole_gradients(device: str, tmp_path: Path) -> None:
     assert_same_toys(*run_toy(TiedToy, tmp_path, change=bound_gradients, device=device))
+
+
+class AskingBlock(ToyBlock):
+    """Notes where tensors are made that nobody says a device for."""
+
+    def __init__(self, places: list[str]) -> None:
+        super().__init__()
+        self.places = places
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.places.append(torch.empty(0).device.type)
+        return super().forward(x)
+
+
+class AskingToy(Toy):
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        super().__init__(lambda _: AskingBlock(self.places))
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        self.places.append(torch.empty(0).device.type)
+        return super().body(x)
+
+
+def test_defaults_of_the_process_reach_the_model_and_nothing_else(tmp_path: Path) -> None:
+    model = make_toy(AskingToy)
+    with attach_toy(model, toy_optimizer(model), tmp_path) as engine:
+        engine.prepare(toy_steps(1)[0])
+        batches = toy_steps(1)[0]
+        model.places.clear()
+        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_device("meta")
+        try:
+            engine.step(batches)
+            masters = dict(engine.weights())
+            moments = [moment for _, *both in engine.moments() for moment in both]
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+    assert set(model.places) == {"meta"}
+    for tensor in (*masters.values(), *moments):
+        assert (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")
+
+
+def test_it_is_said_that_fp32_parameters_of_a_bf16_model_compute_in_bf16(tmp_path: Path) -> None:
+    model = make_toy(lambda: Toy(lambda _: ToyBlock()))
+    model.leave.float()
+    told: list[str] = []
+    with attach_toy(model, toy_optimizer(model), tmp_path, progress=told.append):
+        pass
+    assert "2 parameters are fp32; they compute in bf16 here, as the others do" in told

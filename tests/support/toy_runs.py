@@ -72,6 +72,7 @@ def attach_toy(
     example: Any = None,
     device: str = "cpu",
     loss_fn: LossFunction | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Engine:
     """An engine with room for everything."""
     return attach_engine(
@@ -85,6 +86,7 @@ def attach_toy(
         example=toy_steps(1, 1)[0][0] if example is None else example,
         loss_fn=loss_fn,
         device=device,
+        progress=progress,
     )
 
 

@@ -202,7 +202,7 @@ def ram_tensor(ram: "torch.Tensor | RamBuffer") -> torch.Tensor:
     span = Span.of(ram)
     with operators_unseen():
         if span.nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         # By address for tensors too: the result starts a storage of its own, so that typed views
         # of it do not depend on where in some larger storage the tensor began.
         memory = (ctypes.c_ubyte * span.nbytes).from_address(span.address)

@@ -92,6 +92,9 @@ def attach_engine(
     _check_counters(counters)
     dtype = torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16
     tell: Callable[[str], None] = progress if progress is not None else _silent
+    num_fp32 = sum(p.dtype is torch.float32 for p in model.parameters())
+    if num_fp32 and num_fp32 < sum(1 for _ in model.parameters()):
+        tell(f"{num_fp32} parameters are fp32; they compute in bf16 here, as the others do")
     scratch = min(_MOST_SCRATCH_BYTES, max(_LEAST_SCRATCH_BYTES, ram_bytes // 64))
     with contextlib.ExitStack() as undo:
         opened: Device

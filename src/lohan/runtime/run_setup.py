@@ -371,7 +371,7 @@ def initial_tensors(
             why="they have no values to start from",
             remedy="pass weights=, an iterable of (name, tensor), or a model with data",
         )
-    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+    return ((name, parameter.detach().cpu()) for name, parameter in model.named_parameters())
 
 
 def _is_away(parameter: torch.Tensor) -> bool:

@@ -154,7 +154,7 @@ def _like(example: Any) -> MakeInputs:
                 size[0] = batch
                 if _is_tokens(leaf):
                     size[1] = sequence
-            return torch.zeros(size, dtype=leaf.dtype)
+            return torch.zeros(size, dtype=leaf.dtype, device="cpu")
 
         made: dict[str, Any] = tree_map(one, kept)
         return made

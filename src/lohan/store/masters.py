@@ -27,7 +27,7 @@ def read_masters(store: "StateStore", scratch: Buffer) -> Iterator[tuple[str, to
     for number, block in enumerate(store.layout.blocks):
         for place in block.places:
             parts = trainable if place.entry.is_trainable else (Part.FROZEN16,)
-            master = torch.empty(place.entry.num_parameters, dtype=torch.float32)
+            master = _empty(place.entry.num_parameters)
             for pieces, target in _pieces(store, BlockId(number), place, parts, scratch, [master]):
                 _rebuild(store.layout.compute_format, pieces, target[0])
             yield place.entry.name, master.view(place.entry.shape)
@@ -42,12 +42,17 @@ def read_moments(
             if not place.entry.is_trainable:
                 continue
             count = place.entry.num_parameters
-            m, v = torch.empty(count), torch.empty(count)
+            m, v = _empty(count), _empty(count)
             parts = (Part.M32, Part.V32)
             for pieces, targets in _pieces(store, BlockId(number), place, parts, scratch, [m, v]):
                 targets[0].copy_(pieces[0])
                 targets[1].copy_(pieces[1].abs())
             yield place.entry.name, m.view(place.entry.shape), v.view(place.entry.shape)
+
+
+def _empty(count: int) -> torch.Tensor:
+    # Whatever type and device a program has made its defaults.
+    return torch.empty(count, dtype=torch.float32, device="cpu")
 
 
 def _pieces(

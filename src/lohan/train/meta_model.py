@@ -237,7 +237,7 @@ def _unmeant(buffer: torch.Tensor) -> torch.Tensor:
     """Memory for a buffer with a value in every byte that no code computes."""
     num_bytes = buffer.numel() * buffer.element_size()
     # All ones are NaN in every floating-point type, and in a bool no value at all.
-    memory = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+    memory = torch.full((num_bytes,), 0xFF, dtype=torch.uint8, device="cpu")
     if not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype is torch.bool):
         memory.fill_(0xA5)  # -1 is an index that code does mean
     return memory.view(buffer.dtype).view(buffer.shape)

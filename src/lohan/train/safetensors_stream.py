@@ -30,7 +30,7 @@ def read_tensor(stored: StoredTensor) -> torch.Tensor:
         StorageError: it cannot be read.
     """
     # Bytes first: some number types cannot be made into a numpy array.
-    memory = torch.empty(stored.nbytes, dtype=torch.uint8)
+    memory = torch.empty(stored.nbytes, dtype=torch.uint8, device="cpu")
     with _reading(stored) as descriptor:
         _read_at(descriptor, stored, memory, 0)
     return memory.view(stored.dtype).view(stored.shape)
@@ -42,7 +42,7 @@ def read_pieces(stored: StoredTensor, piece_bytes: int = PIECE_BYTES) -> Iterato
     Raises:
         ShortTransfer, StorageError: as `read_tensor`.
     """
-    memory = torch.empty(min(piece_bytes, stored.nbytes), dtype=torch.uint8)
+    memory = torch.empty(min(piece_bytes, stored.nbytes), dtype=torch.uint8, device="cpu")
     with _reading(stored) as descriptor:
         for at in range(0, stored.nbytes, piece_bytes):
             piece = memory[: min(piece_bytes, stored.nbytes - at)]

@@ -1,8 +1,8 @@
 """Settings around a forward that belong to a thread or to the model, carried along or put aside.
 
-Owns: autocast and grad mode as they were where a block was called (threads do not inherit them);
-switching off, for a step, what a model would do about memory itself (cached keys and values,
-gradient checkpointing). Called by `segments.step` and `segments.block_run`.
+Owns: autocast, grad mode and default device as they were where a block was called (threads do not
+inherit them); switching off, for a step, what a model would do about memory itself (cached keys and
+values, gradient checkpointing). Called by `segments.step` and `segments.block_run`.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ class Ambient:
     grad_enabled: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     autocast_cache: bool
+    default_device: torch.device
 
     @classmethod
     def here(cls, device_types: tuple[str, ...]) -> "Ambient":
@@ -30,6 +31,7 @@ class Ambient:
                 for kind in device_types
             ),
             autocast_cache=torch.is_autocast_cache_enabled(),
+            default_device=torch.get_default_device(),
         )
 
     @contextlib.contextmanager
@@ -37,6 +39,8 @@ class Ambient:
         """Run with these settings."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
+            if torch.get_default_device() != self.default_device:
+                stack.enter_context(self.default_device)
             for kind, enabled, dtype in self.autocast:
                 if enabled or torch.is_autocast_enabled(kind):
                     stack.enter_context(

@@ -40,7 +40,7 @@ def leaf_of(node: Node) -> torch.Tensor | None:
 
 # The cut operators declare a gradient by depending on this; nothing ever flows into it.
 def _anchor() -> torch.Tensor:
-    return torch.zeros((), requires_grad=True)
+    return torch.zeros((), requires_grad=True, device="cpu")
 
 
 class _Enter(torch.autograd.Function):
