@@ -65,6 +65,7 @@ class PlainEngine:
         self.num_steps = int((counters or {}).get("num_steps", 0))
         self.plan = self.prediction = None
         self.written_bytes = 0
+        self.is_rehearsing = False
         self.is_closed = False
         named = dict(model.named_parameters())
         if run is not None:

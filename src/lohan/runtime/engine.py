@@ -208,6 +208,11 @@ class Engine:
         return self._prediction
 
     @property
+    def is_rehearsing(self) -> bool:
+        """Whether a loss function is called only to count its draws; its result is thrown away."""
+        return self._running is not None and self._running.model.is_learning_draws
+
+    @property
     def store(self) -> StateStore:
         """The states."""
         return self._setup.store

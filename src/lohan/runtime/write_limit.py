@@ -86,31 +86,31 @@ def deferred_share(plan: Plan) -> float:
 
 
 def fastest_within(
-    found: Sequence[Candidate], limit: WriteLimit | None, *, is_binding: bool
+    found: Sequence[Candidate], allowed: WriteLimit | None, *, is_binding: bool
 ) -> Candidate:
     """The fastest candidate within a limit; the one that writes least if it does not bind.
 
     Raises:
         DoesNotFit: all of them write more, and the limit binds.
     """
-    if limit is None:
+    if allowed is None:
         return min(found, key=lambda one: one.step.step_seconds)
-    totals = [limit.run_bytes(one.plan, one.step.written_bytes) for one in found]
+    totals = [allowed.run_bytes(one.plan, one.step.written_bytes) for one in found]
     within = [
-        one for one, nbytes in zip(found, totals, strict=True) if nbytes <= limit.budget_bytes
+        one for one, nbytes in zip(found, totals, strict=True) if nbytes <= allowed.budget_bytes
     ]
     if within:
         return min(within, key=lambda one: one.step.step_seconds)
     least_bytes, least = min(zip(totals, found, strict=True), key=lambda pair: pair[0])
     if is_binding:
-        raise _refusal(least, least_bytes, limit)
+        raise _refusal(least, least_bytes, allowed)
     return least
 
 
-def _refusal(least: Candidate, least_bytes: int, limit: WriteLimit) -> DoesNotFit:
+def _refusal(least: Candidate, least_bytes: int, allowed: WriteLimit) -> DoesNotFit:
     step_bytes = least.step.written_bytes
-    others = least_bytes - limit.num_steps * step_bytes
-    num_fitting = max(0, limit.budget_bytes - others) // max(1, step_bytes)
+    others = least_bytes - allowed.num_steps * step_bytes
+    num_fitting = max(0, allowed.budget_bytes - others) // max(1, step_bytes)
     shorter = (
         f"{num_fitting:,} steps fit (max_steps); more RAM, more gradient accumulation in fewer "
         "steps, or fewer seals (save_steps) write less"
@@ -119,9 +119,9 @@ def _refusal(least: Candidate, least_bytes: int, limit: WriteLimit) -> DoesNotFi
     )
     return DoesNotFit(
         f"the run would write {format_bytes_decimal(least_bytes)} to its SSDs, "
-        f"{format_bytes_decimal(limit.budget_bytes)} are allowed (write_budget)",
-        why=f"{limit.num_steps:,} steps write {format_bytes_decimal(step_bytes)} each by the plan "
-        f"that writes least, first states and {limit.num_seals:,} seals "
+        f"{format_bytes_decimal(allowed.budget_bytes)} are allowed (write_budget)",
+        why=f"{allowed.num_steps:,} steps write {format_bytes_decimal(step_bytes)} each by the "
+        f"plan that writes least, first states and {allowed.num_seals:,} seals "
         f"{format_bytes_decimal(others)}",
         remedy=f"{shorter}; or raise offload.write_budget",
     )

@@ -204,16 +204,18 @@ class OffloadMixin(SavingMixin):
         divisor = 1 if self._is_loss_scaled(num_items_in_batch) else len(batches)
 
         def loss_of(model: Any, batch: Any) -> torch.Tensor:
-            # Without gradients the engine only looks at what a batch does; a copy of the batch,
-            # because compute_loss takes keys out.
-            is_trial = not torch.is_grad_enabled()
-            with self._without_metrics() if is_trial else contextlib.nullcontext():
+            # A copy of the batch, because compute_loss takes keys out.
+            with self._rehearsal():
                 loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items_in_batch)
             return cast(torch.Tensor, loss if divisor == 1 else loss / divisor)
 
         result = self.engine.step(prepared, loss_of, weights=[1.0] * len(prepared))
         self._note_step(result)
         self._losses = list(result.losses)
+
+    def _rehearsal(self) -> contextlib.AbstractContextManager[None]:
+        """Around a call of `compute_loss`: one whose result is thrown away leaves no trace."""
+        return self._without_metrics() if self.engine.is_rehearsing else contextlib.nullcontext()
 
     def _without_metrics(self) -> contextlib.AbstractContextManager[None]:
         """Within it, `compute_loss` leaves no trace in the metrics of the trainer."""
@@ -290,7 +292,10 @@ class OffloadMixin(SavingMixin):
         places = {id(batch): index for index, batch in enumerate(prepared)}
 
         def loss_of(model: Any, batch: Any) -> torch.Tensor:
-            loss, logits, labels = predict_plainly(model, dict(batch), is_loss_only, ignore_keys)
+            with self._rehearsal():
+                loss, logits, labels = predict_plainly(
+                    model, dict(batch), is_loss_only, ignore_keys
+                )
             if loss is None:
                 raise ConfigError(
                     "a batch to evaluate has no labels",
@@ -360,13 +365,17 @@ class SFTTrainer(OffloadMixin, trl.SFTTrainer):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _without_metrics(self) -> Iterator[None]:
-        metrics = {name: list(values) for name, values in self._metrics["train"].items()}
+        metrics = {
+            mode: {name: list(values) for name, values in found.items()}
+            for mode, found in self._metrics.items()
+        }
         num_tokens = self._total_train_tokens
         try:
             yield
         finally:
-            self._metrics["train"].clear()
-            self._metrics["train"].update(metrics)
+            for mode, found in metrics.items():
+                self._metrics[mode].clear()
+                self._metrics[mode].update(found)
             self._total_train_tokens = num_tokens
 
     def _send_telemetry(self) -> None:

@@ -22,8 +22,9 @@ def planned_steps(trainer: Any) -> int | None:
         return None
     exact = num_rows / args.per_device_train_batch_size
     num_batches = math.floor(exact) if args.dataloader_drop_last else math.ceil(exact)
-    per_epoch = max(1, math.ceil(num_batches / args.gradient_accumulation_steps))
-    return math.ceil(float(args.num_train_epochs) * per_epoch)
+    per_epoch: int = max(1, math.ceil(num_batches / args.gradient_accumulation_steps))
+    num_epochs: float = args.num_train_epochs
+    return math.ceil(num_epochs * per_epoch)
 
 
 def planned_seals(trainer: Any, num_steps: int) -> int:

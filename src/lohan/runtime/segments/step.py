@@ -65,6 +65,7 @@ class SegmentedModel:
         self._weights = Weights(self._sets.values())
         self._generators = Generators([self._device])
         self._ledger = ledger if ledger is not None else DrawLedger()
+        self.is_learning_draws = False
         self._store = LiveKeys(store if store is not None else KeepStore())
         named = dict(model.named_parameters())
         self._runners = {
@@ -142,8 +143,12 @@ class SegmentedModel:
         """Run a batch forward only to count the random numbers it draws; leaves the generators and
         the model's buffers (running statistics) as they were."""
         before = self._generators.state()
-        with left_as_it_is(self.model):
-            self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
+        self.is_learning_draws = True
+        try:
+            with left_as_it_is(self.model):
+                self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
+        finally:
+            self.is_learning_draws = False
         self._generators.set_state(before)
         setting, found = draw_setting(self.model, loss_fn), self._ledger.has_draws
         draws = self._ledger.draws(signature_of(batch, setting))
