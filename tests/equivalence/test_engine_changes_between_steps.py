@@ -97,3 +97,15 @@ def test_changes_that_cannot_be_followed_are_refused_and_can_be_undone(
         model.enter.requires_grad_(False)
         assert engine.step(batches).step == 2
         engine.close(should_delete=True)
+
+
+def test_a_batch_that_requires_a_gradient_is_refused_before_the_step(tmp_path: Path) -> None:
+    model = make_toy(make)
+    (batch,) = toy_steps(1, 1)[0]
+    with attach_toy(model, toy_optimizer(model), tmp_path) as engine:
+        with pytest.raises(
+            ConfigError, match=r"shape \(5, 4\) in a micro-batch requires a gradient"
+        ):
+            engine.step([{"x": batch["x"].clone().requires_grad_()}])
+        assert engine.step([batch]).step == 1
+        engine.close(should_delete=True)

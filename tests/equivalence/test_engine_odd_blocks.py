@@ -178,3 +178,17 @@ def test_a_large_buffer_that_begins_to_change_is_refused(tmp_path: Path) -> None
         begin_late(1, model, engine.optimizer)
         with pytest.raises(ConfigError, match=r"buffer late of block blocks\.0 was changed"):
             engine.step(batches)
+
+
+def test_a_parameter_of_somebody_else_in_the_loss_is_refused(tmp_path: Path) -> None:
+    model, temperature = make_toy(lambda: Toy(lambda _: ToyBlock())), nn.Parameter(torch.ones(()))
+
+    def tempered(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        return model(batch["x"])[0] * temperature
+
+    with (
+        attach_toy(model, toy_optimizer(model), tmp_path, loss_fn=tempered) as engine,
+        pytest.raises(ConfigError, match=r"shape \(\) that is not the model's got a gradient"),
+    ):
+        engine.step(toy_steps(1, 1)[0])
+    assert temperature.grad is None

@@ -24,7 +24,14 @@ from lohan.errors import ConfigError, LohanError
 from lohan.model.blocks import FoundBlock, find_blocks, structure_of
 from lohan.model.growth_fit import Point
 from lohan.model.skeleton import make_skeleton, replace_forward
-from lohan.model.trace_ops import Recorder, Segment, storage_key, tensor_bytes, tensors_in
+from lohan.model.trace_ops import (
+    Recorder,
+    Segment,
+    gradients_left,
+    storage_key,
+    tensor_bytes,
+    tensors_in,
+)
 from lohan.model.trace_pretence import as_if_real, quiet
 
 MakeInputs = Callable[[int, int], dict[str, Any]]
@@ -277,7 +284,8 @@ class _Tracer:
         last.input_bytes = sum(last.segment.entering_bytes.values())
         last.output_bytes = tensor_bytes(target)
         self.recorder.is_backward = True
-        torch.autograd.backward(target, torch.ones_like(target))
+        with gradients_left(target):
+            torch.autograd.backward(target, torch.ones_like(target))
         missing = [block.name for block in self._blocks if block.name not in self._ran]
         if missing:
             raise ConfigError(

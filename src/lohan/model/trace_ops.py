@@ -17,6 +17,7 @@ size, which can only overstate.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,26 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements, or of its memory where it is expanded."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+@contextmanager
+def gradients_left(target: torch.Tensor) -> Iterator[None]:
+    """Leave gradients as they are, whatever a backward pass from here adds: a loss may read tensors
+    that are not the model's, and these must not keep a fake gradient."""
+    to_visit = [target.grad_fn] if target.grad_fn is not None else []
+    visited, before = set(to_visit), []
+    while to_visit:
+        node = to_visit.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            before.append((leaf, leaf.grad))
+        for following, _ in node.next_functions:
+            if following is not None and following not in visited:
+                visited.add(following)
+                to_visit.append(following)
+    yield
+    for leaf, gradient in before:
+        leaf.grad = gradient
 
 
 @dataclass(slots=True, eq=False)

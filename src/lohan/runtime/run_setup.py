@@ -110,7 +110,7 @@ class RunSetup:
         """Micro-batches with their tensors where compute reads them.
 
         Raises:
-            ConfigError: they are not a list of batches, or none.
+            ConfigError: they are not a list of batches, or none, or are to get gradients.
         """
         if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes)):
             raise ConfigError(
@@ -124,18 +124,19 @@ class RunSetup:
                 why="there is nothing to compute",
                 remedy="give at least one batch",
             )
-        target = self.device.torch_device
-        return [
-            tree_map(
-                lambda leaf: (
-                    leaf.to(target)
-                    if isinstance(leaf, torch.Tensor) and leaf.device != target
-                    else leaf
-                ),
-                plain_batch(batch),
+        return [tree_map(self._on_device, plain_batch(batch)) for batch in batches]
+
+    def _on_device(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.requires_grad:
+            raise ConfigError(
+                f"a tensor of shape {tuple(leaf.shape)} in a micro-batch requires a gradient",
+                why="gradients go to the model's parameters; those of inputs have no plan",
+                remedy="detach it, or make it a parameter of the model",
             )
-            for batch in batches
-        ]
+        target = self.device.torch_device
+        return leaf if leaf.device == target else leaf.to(target)
 
     def rates_of(self, optimizer: AdamW) -> list[GroupRates]:
         """The optimizer's settings for the next step, if what was changed since it was attached

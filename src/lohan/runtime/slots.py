@@ -232,6 +232,7 @@ class Weights:
                 raise ScheduleError(
                     f"weights of {own.name} (shape {tuple(tensor.shape)}) are away and are "
                     f"needed by {what}",
-                    why="they are in place only where the segment map says they are used",
-                    remedy="name the parameter in `rest_uses` of `map_segments` where it is used",
+                    why="they are in place only where they were used when the model was traced; "
+                    "those of a block only while it runs",
+                    remedy="use weights of a block inside it, and return what is needed of them",
                 )

@@ -309,10 +309,17 @@ class Passes:
         # until then the sums of different micro-batches must not be mixed.
         assert self._sums is not None
         owner = self._sums.owner(parameter)
-        if owner is None or owner > segment.id:
+        if owner is None:
+            raise ConfigError(
+                f"a parameter of shape {tuple(parameter.shape)} that is not the model's got a "
+                f"gradient in {segment.name}",
+                why="it has no states, and no optimizer here would update it",
+                remedy="make it a parameter of the model that is attached, or detach it",
+            )
+        if owner > segment.id:
             raise ScheduleError(
                 f"a parameter of shape {tuple(parameter.shape)} is used in {segment.name} and "
-                "belongs to a later segment or to none",
+                "belongs to a later segment",
                 why="the gradients of that segment have left",
                 remedy="name it in `rest_uses` of `map_segments` where it is first used",
             )
