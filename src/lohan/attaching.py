@@ -176,6 +176,7 @@ def _machine(
     if machine is not None:
         return machine
     # Whether a machine is measured or remembered must not change what a run draws.
-    with torch.random.fork_rng():
+    target = device.torch_device
+    with torch.random.fork_rng(devices=[] if target.type == "cpu" else [target]):
         measured, _ = profile_machine(ssd=directories, device=device, report=progress)
     return measured

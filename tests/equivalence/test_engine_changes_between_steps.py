@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, ScheduleError
 from lohan.optimizer.torch_optimizer import AdamW
 from support.toy_models import Toy, ToyBlock
 from support.toy_runs import (
@@ -108,4 +108,19 @@ def test_a_batch_that_requires_a_gradient_is_refused_before_the_step(tmp_path: P
         ):
             engine.step([{"x": batch["x"].clone().requires_grad_()}])
         assert engine.step([batch]).step == 1
+        engine.close(should_delete=True)
+
+
+@pytest.mark.parametrize("what", ["weights", "moments"])
+def test_states_of_two_steps_are_never_given_as_one(what: str, tmp_path: Path) -> None:
+    model = make_toy(make)
+    first, second = toy_steps(2)
+    with attach_toy(model, toy_optimizer(model), tmp_path) as engine:
+        engine.step(first)
+        read = getattr(engine, what)()
+        next(read)
+        engine.step(second)
+        with pytest.raises(ScheduleError, match="step 2 was taken while the states of step 1"):
+            next(read)
+        assert len(list(getattr(engine, what)())) == len(list(model.parameters()))
         engine.close(should_delete=True)

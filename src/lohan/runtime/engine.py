@@ -21,7 +21,7 @@ from lohan.runtime.lane_load import LaneLoad
 from lohan.runtime.loss import LossScale, counted_losses, loss_weights, num_tokens
 from lohan.runtime.planning import PlannedRun, seconds_of
 from lohan.runtime.profiling import ProfilingStep
-from lohan.runtime.results import RunCounters, Sealed, StepResult
+from lohan.runtime.results import RunCounters, Sealed, StepResult, of_one_step
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan, start_running
 from lohan.runtime.segments import LossFunction
@@ -125,12 +125,12 @@ class Engine:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter's name and fp32 master, one at a time, from SSD."""
         self.synchronize()
-        yield from self._setup.store.masters()
+        yield from of_one_step(self._setup.store.masters(), lambda: self.num_steps)
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Name, first and second moment of every trainable parameter, one at a time."""
         self.synchronize()
-        yield from self._setup.store.moments()
+        yield from of_one_step(self._setup.store.moments(), lambda: self.num_steps)
 
     def synchronize(self) -> None:
         """Finish the updates of all steps so far. Raises as `step` does."""

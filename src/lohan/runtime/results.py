@@ -3,13 +3,16 @@
 Owns these records; the engine fills them in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from lohan.errors import ScheduleError
 from lohan.runtime.loss import LossScale
 from lohan.runtime.step_record import StepRecord
 from lohan.store import StoreCounters
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,3 +116,20 @@ class RunCounters:
             for tensor in tensors:
                 if missing is None or tensor.name in missing:
                     self.missed[tensor.name] = self.missed.get(tensor.name, 0) + 1
+
+
+def of_one_step(items: Iterator[ItemT], num_steps: Callable[[], int]) -> Iterator[ItemT]:
+    """What is read from the states piece by piece, as long as no step is taken meanwhile.
+
+    Raises:
+        ScheduleError: one was.
+    """
+    before = num_steps()
+    for item in items:
+        yield item
+        if num_steps() != before:
+            raise ScheduleError(
+                f"step {num_steps()} was taken while the states of step {before} were being read",
+                why="what follows would be of another step than what came",
+                remedy="read everything before the next step, or begin to read anew",
+            )
