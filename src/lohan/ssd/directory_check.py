@@ -7,12 +7,13 @@ what is said about them. Leaves nothing behind. Called before a run is made, and
 import contextlib
 import errno
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lohan import _native
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, StorageError
 from lohan.ssd.engine import ALIGNMENT_BYTES, Access
 from lohan.ssd.storage_errors import storage_error
 from lohan.units import GIB, format_bytes
@@ -54,6 +55,14 @@ def check_directory(path: str | os.PathLike[str]) -> DirectoryReport:
         space = os.statvfs(real)
     except OSError as error:
         number = error.errno or errno.EIO
+        if number == errno.ENOENT:
+            raise StorageError(
+                "an SSD directory cannot be used",
+                why="it does not exist, and making it could put it on another drive than you mean",
+                remedy=f"check that the drive is mounted, then mkdir -p {shlex.quote(given)}",
+                path=given,
+                errno=number,
+            ) from None
         raise storage_error("an SSD directory cannot be used", number, path=given) from None
     filesystem = filesystem_type(real)
     warnings = []

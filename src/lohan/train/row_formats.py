@@ -249,7 +249,7 @@ def _text(row: Row, where: str, found: Any) -> str:
 
 def _filled(row: Row, where: str, text: str) -> str:
     if not text.strip():
-        raise _wrong(row, where, text, "a text that is not empty: there is nothing to learn")
+        raise _wrong(row, where, text, "a text with something to learn")
     return text
 
 
