@@ -156,6 +156,15 @@ def test_what_cannot_work_is_an_error_before_training_starts(
     assert "step 1" not in done.stdout
 
 
+def test_a_run_that_is_refused_early_leaves_no_folder(place: pathlib.Path) -> None:
+    _empty(place)
+    assert train(place).exit_code == 2
+    assert not (place / "out").exists()
+    (place / "out").mkdir()
+    assert train(place).exit_code == 2
+    assert (place / "out").is_dir()
+
+
 def test_rows_without_a_token_to_train_on_are_refused(place: pathlib.Path) -> None:
     done = train(place, max_length="2")
     assert done.exit_code == 2

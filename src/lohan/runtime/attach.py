@@ -7,18 +7,20 @@ before anything is written. `lohan.attach` finds out what machine it runs on and
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from lohan.device import open_device
 from lohan.device.device import Device
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.engine import COUNTERS_KEY, Engine
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, Policy, master_format_of, plan_run
+from lohan.runtime.planning import Budgets, PlannedRun, Policy, master_format_of, plan_run
 from lohan.runtime.results import RunCounters
 from lohan.runtime.run_setup import (
     RunSetup,
@@ -30,6 +32,7 @@ from lohan.runtime.run_setup import (
     take_model_out,
 )
 from lohan.runtime.segments import LossFunction
+from lohan.runtime.smallest_budget import with_enough_ram
 from lohan.runtime.step_record import NonFinitePolicy
 from lohan.runtime.traced_model import TracedModel, sizes_of
 from lohan.runtime.write_limit import WriteLimit
@@ -117,15 +120,18 @@ def attach_engine(
         if largest_step:
             tell("checking that the largest step fits")
             sizes = sizes_of(largest_step)
-            plan_run(
-                traced.shape(sizes, largest_step[0]),
-                sizes,
-                policy=policy,
-                machine=machine,
-                budgets=budgets,
-                layout=layout,
-                clips_gradients=waits_for_norm,
-                shares_ram=opened.shares_ram,
+            _refuse_what_does_not_fit(
+                partial(
+                    plan_run,
+                    traced.shape(sizes, largest_step[0]),
+                    sizes,
+                    policy=policy,
+                    machine=machine,
+                    layout=layout,
+                    clips_gradients=waits_for_norm,
+                    shares_ram=opened.shares_ram,
+                ),
+                budgets,
             )
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
@@ -197,6 +203,26 @@ def attach_engine(
         engine = Engine(setup, optimizer, is_tracing=is_tracing)
         undo.pop_all()
     return engine
+
+
+def _refuse_what_does_not_fit(plan: Callable[..., PlannedRun], budgets: Budgets) -> None:
+    """Plan, or say how much RAM would do.
+
+    Raises:
+        DoesNotFit: no plan stays within the budgets.
+    """
+
+    def fits(ram_bytes: int) -> bool:
+        try:
+            plan(budgets=replace(budgets, ram_bytes=ram_bytes, writes=None))
+        except DoesNotFit:
+            return False
+        return True
+
+    try:
+        plan(budgets=budgets)
+    except DoesNotFit as error:
+        raise with_enough_ram(error, budgets.ram_bytes, fits) from None
 
 
 def _silent(_: str) -> None:

@@ -56,6 +56,19 @@ def run_training(
     args = make_arguments(config)
     refuse_unsupported(args)
     out = pathlib.Path(config.out)
+    with _no_empty_folder(out):
+        return _run(config, args, out, resume=resume, console=console, callbacks=callbacks)
+
+
+def _run(
+    config: TrainConfig,
+    args: Any,
+    out: pathlib.Path,
+    *,
+    resume: str | bool | None,
+    console: Console,
+    callbacks: Sequence[Any],
+) -> pathlib.Path:
     _prepare_out(out, is_resuming=bool(resume))
     for report in check_directories(config.offload.ssd):
         for warning in report.warnings:
@@ -125,6 +138,20 @@ def run_training(
         progress.close()
         trainer.close()
     return out
+
+
+@contextlib.contextmanager
+def _no_empty_folder(out: pathlib.Path) -> Iterator[None]:
+    """Leave no output folder behind where a run is refused before it wrote anything there."""
+    was_there = out.exists()
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            for folder in (out / TABLES_FOLDER, out):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # not if there is anything in it
+        raise
 
 
 def _open(config: TrainConfig, args: Any) -> Any:

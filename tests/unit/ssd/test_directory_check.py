@@ -24,6 +24,7 @@ def test_missing_and_wrong_places_are_refused_with_their_path(tmp_path: pathlib.
         with pytest.raises(StorageError, match="cannot be used") as caught:
             check_directory(path)
         assert (caught.value.errno, caught.value.path) == (number, str(path))
+        assert ("mkdir -p" in caught.value.remedy) == (number == errno.ENOENT)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
