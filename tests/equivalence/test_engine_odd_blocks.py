@@ -192,3 +192,62 @@ def test_a_parameter_of_somebody_else_in_the_loss_is_refused(tmp_path: Path) -> 
     ):
         engine.step(toy_steps(1, 1)[0])
     assert temperature.grad is None
+
+
+class KeepingTanh(torch.autograd.Function):
+    """Keeps a tensor that nothing else needs, past `save_for_backward`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.slope = 1 - torch.tanh(x).square()
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * ctx.slope
+
+
+class KeepingBlock(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(KeepingTanh.apply(torch.sin(self.up(x))))
+
+
+class HookingBlock(ToyBlock):
+    """A hook on a tensor of its own reads another one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = torch.sin(self.up(x))
+        weight = torch.cos(up.detach() + 1)
+        if up.requires_grad:
+            up.register_hook(lambda gradient: gradient * weight)
+        return x + self.down(torch.tanh(up))
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize("block", [KeepingBlock, HookingBlock])
+def test_what_backward_code_keeps_by_itself_is_computed_again(
+    block: type[ToyBlock], device: str, tmp_path: Path
+) -> None:
+    assert_same_toys(*run_toy(lambda: Toy(lambda _: block()), tmp_path, device=device))
+
+
+class QuestioningBlock(ToyBlock):
+    """Looks at values that its backward does not need, as models in fp16 do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up = self.up(x)
+        if torch.isinf(up).any():
+            up = torch.clamp(up, -1, 1)
+        if torch.isfinite(up).all():
+            up = up * 1.5
+        return x + self.down(torch.tanh(up))
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_a_block_that_asks_about_values_gets_the_same_answers_again(
+    device: str, tmp_path: Path
+) -> None:
+    def make() -> nn.Module:
+        return Toy(lambda _: QuestioningBlock(), depth=6)
+
+    assert_same_toys(*run_toy(make, tmp_path, device=device))

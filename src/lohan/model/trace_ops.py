@@ -139,6 +139,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         self._call_of_node: dict[int, Call] = {}
         self._last_charged: Call | None = None
         self._alive: list[torch.Tensor] = []
+        self._packed: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -149,6 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         if is_counted(func):
             self._alive.extend(tensors_in(result))
             if self.is_backward:
+                self._note_kept(func, args, kwargs)
                 self._charge_backward(flops_of(func, args, kwargs, result))
             else:
                 self._record(func, args, kwargs, result)
@@ -157,10 +159,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
     def keep_saved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note that autograd keeps this tensor (a pack hook). A block's input is not its output."""
         owner = self._owner.get(storage_key(tensor))
+        self._packed.add(storage_key(tensor))
         if owner is not None and owner.segment is self.segment:
             owner.saved_keys.add(storage_key(tensor))
         self.segment.saves_parameters |= storage_key(tensor) in self._parameter_keys
         return tensor
+
+    def _note_kept(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Note what backward code reads of the forward without having saved it by autograd's rules:
+        attributes of a Function's `ctx`, what a hook has closed over."""
+        if func._overloadpacket in _READS_ONLY_A_SHAPE:
+            return
+        for tensor in tensors_in((args, kwargs)):
+            key = storage_key(tensor)
+            owner = self._owner.get(key)
+            if owner is not None and key not in self._packed:
+                owner.saved_keys.add(key)
 
     def made_here(self, tensor: torch.Tensor) -> bool:
         """Say whether the running segment made this tensor's memory."""

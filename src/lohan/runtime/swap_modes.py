@@ -168,6 +168,8 @@ class ForwardRecord:
     """Operators by ordinal: the re-run must dispatch the same ones."""
     noted: dict[int, _Noted] = field(default_factory=dict)
     keys: list[ActivationKey] = field(default_factory=list)
+    answers: dict[int, Any] = field(default_factory=dict)
+    """What operators told the block's code (`if x.isinf().any()`), to be told again."""
     is_other: bool = False
     """Operators are not those the choices were made for; everything is recomputed."""
 
@@ -236,6 +238,8 @@ class CaptureMode(TorchDispatchMode):
         for tensor in changed_in_place(func, args, kwargs):
             self._copy_shared(storage_key(tensor))
         result = func(*args, **kwargs)
+        if not func._schema.is_mutable and not tensors_in(result):
+            self.record.answers[ordinal] = result
         if self.record.is_other or not self._is_as_expected(ordinal, func):
             return result
         if ordinal in self._choices.stored or ordinal in self._choices.skipped:
@@ -349,6 +353,8 @@ class ReplayMode(TorchDispatchMode):
         if ordinal >= len(names) or names[ordinal] != name:
             self._refuse_other_operators(ordinal, name)
         self._ordinal += 1
+        if ordinal in self._forward.answers:
+            return self._forward.answers[ordinal]
         noted = self._forward.noted.get(ordinal)
         if noted is None:
             return func(*args, **kwargs)
