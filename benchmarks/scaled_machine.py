@@ -77,7 +77,7 @@ class SmallModel:
             example=batch,
             loss_fn=None,
         )
-        return traced.shape(sizes_of([batch]), batch)
+        return traced.shape(sizes_of([batch]), [batch])
 
 
 def step_flops(shape: ModelShape, batch: int, sequence: int) -> float:

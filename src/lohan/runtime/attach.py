@@ -7,20 +7,20 @@ before anything is written. `lohan.attach` finds out what machine it runs on and
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from lohan.device import open_device
 from lohan.device.device import Device
-from lohan.errors import ConfigError, DoesNotFit
+from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.runtime.budgets import Budgets
 from lohan.runtime.engine import COUNTERS_KEY, Engine
+from lohan.runtime.host_allocator import bound_held_memory
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, PlannedRun, Policy, master_format_of, plan_run
+from lohan.runtime.planning import Policy, master_format_of, plan_run
 from lohan.runtime.results import RunCounters
 from lohan.runtime.run_setup import (
     RunSetup,
@@ -32,7 +32,6 @@ from lohan.runtime.run_setup import (
     take_model_out,
 )
 from lohan.runtime.segments import LossFunction
-from lohan.runtime.smallest_budget import with_enough_ram
 from lohan.runtime.step_record import NonFinitePolicy
 from lohan.runtime.traced_model import TracedModel, sizes_of
 from lohan.runtime.write_limit import WriteLimit
@@ -46,10 +45,7 @@ from lohan.store import (
     open_states,
 )
 from lohan.store.initial import Moments
-from lohan.units import MIB, format_bytes
-
-_LEAST_SCRATCH_BYTES = 512 * 1024
-_MOST_SCRATCH_BYTES = 16 * MIB
+from lohan.units import format_bytes
 
 
 def attach_engine(
@@ -98,7 +94,7 @@ def attach_engine(
     num_fp32 = sum(p.dtype is torch.float32 for p in model.parameters())
     if num_fp32 and num_fp32 < sum(1 for _ in model.parameters()):
         tell(f"{num_fp32} parameters are fp32; they compute in bf16 here, as the others do")
-    scratch = min(_MOST_SCRATCH_BYTES, max(_LEAST_SCRATCH_BYTES, ram_bytes // 64))
+    budgets = Budgets(ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, writes=write_limit)
     with contextlib.ExitStack() as undo:
         opened: Device
         if device is None or isinstance(device, str):
@@ -106,6 +102,8 @@ def attach_engine(
             undo.callback(opened.close)
         else:
             opened = device
+        if opened.shares_ram:
+            bound_held_memory(ram_bytes + (gpu_bytes or 0))
         tell("tracing the model")
         traced = TracedModel(
             model, dtype=dtype, device=opened.torch_device, example=example, loss_fn=loss_fn
@@ -113,25 +111,19 @@ def attach_engine(
         masters = master_format or master_format_of(policy, compute_format)
         segments, layout = lay_out(model, traced, compute_format, masters)
         first = None if run is not None else initial_tensors(model, weights)
-        budgets = Budgets(
-            ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, scratch_bytes=scratch, writes=write_limit
-        )
         waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite_policy)
         if largest_step:
             tell("checking that the largest step fits")
             sizes = sizes_of(largest_step)
-            _refuse_what_does_not_fit(
-                partial(
-                    plan_run,
-                    traced.shape(sizes, largest_step[0]),
-                    sizes,
-                    policy=policy,
-                    machine=machine,
-                    layout=layout,
-                    clips_gradients=waits_for_norm,
-                    shares_ram=opened.shares_ram,
-                ),
-                budgets,
+            plan_run(
+                traced.shape(sizes, largest_step),
+                sizes,
+                policy=policy,
+                machine=machine,
+                budgets=budgets,
+                layout=layout,
+                clips_gradients=waits_for_norm,
+                shares_ram=opened.shares_ram,
             )
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
@@ -151,7 +143,7 @@ def attach_engine(
                 drives=drives,
                 weights=drive_weights,
                 slot_count=SlotCount.TWO if num_slots == 2 else SlotCount.ONE,
-                scratch_bytes=scratch,
+                scratch_bytes=budgets.scratch_bytes,
                 chunk_bytes=chunk_bytes,
                 should_verify_reads=False,
             )
@@ -170,7 +162,7 @@ def attach_engine(
                 engine=engine_io,
                 layout=layout,
                 drives=drives,
-                scratch_bytes=scratch,
+                scratch_bytes=budgets.scratch_bytes,
                 should_verify_reads=False,
             )
             undo.callback(store.close)
@@ -203,26 +195,6 @@ def attach_engine(
         engine = Engine(setup, optimizer, is_tracing=is_tracing)
         undo.pop_all()
     return engine
-
-
-def _refuse_what_does_not_fit(plan: Callable[..., PlannedRun], budgets: Budgets) -> None:
-    """Plan, or say how much RAM would do.
-
-    Raises:
-        DoesNotFit: no plan stays within the budgets.
-    """
-
-    def fits(ram_bytes: int) -> bool:
-        try:
-            plan(budgets=replace(budgets, ram_bytes=ram_bytes, writes=None))
-        except DoesNotFit:
-            return False
-        return True
-
-    try:
-        plan(budgets=budgets)
-    except DoesNotFit as error:
-        raise with_enough_ram(error, budgets.ram_bytes, fits) from None
 
 
 def _silent(_: str) -> None:

@@ -16,7 +16,8 @@ from lohan.device.device import Device
 from lohan.errors import ScheduleError
 from lohan.runtime.gradient_moves import GradientMoves
 from lohan.runtime.lanes import LaneExecutor
-from lohan.runtime.planning import PlannedRun, area_slack_bytes
+from lohan.runtime.plan_memory import area_slack_bytes
+from lohan.runtime.planning import PlannedRun
 from lohan.runtime.segments import Phase, SegmentGradients
 from lohan.runtime.step_record import StepRecord
 from lohan.runtime.swapping import SwappedActivations

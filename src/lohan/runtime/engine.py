@@ -342,7 +342,7 @@ class Engine:
             with self._failing_for_good():
                 self._flush(self._running)
         (setup := self._setup).tell(f"planning for {sizes}")
-        planned = setup.plan(setup.traced.shape(sizes, batches[0]), sizes)
+        planned = setup.plan(setup.traced.shape(sizes, batches), sizes)
         self._stop_running(should_finish=True)
         if setup.residents is None:
             with self._failing_for_good():

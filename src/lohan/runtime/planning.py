@@ -1,10 +1,11 @@
 """From a model's shape and the sizes of a batch to a plan the engine can run within its budgets.
 
-Owns the machine as the budgets leave it, and the check that all memory of the schedule fits.
-Decides nothing itself: a policy does. Called by the engine before the first step and when batches
-outgrow the plan.
+Owns the machine as the budgets leave it, and the check that all memory of the schedule fits; what
+would have fitted is part of a refusal. Decides nothing itself: a policy does. Called by the engine
+before the first step and when batches outgrow the plan.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,20 +16,20 @@ from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import system_named
-from lohan.plan.policies.our_memory import RAM_SHARE
+from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
 from lohan.plan.pools import part_parameters, trained_parameters, update_parts
 from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
 from lohan.plan.workload import Workload
+from lohan.runtime.budgets import Budgets, least_bytes
+from lohan.runtime.plan_memory import gpu_rounding_bytes, needed_ram_bytes, rounding_bytes
 from lohan.runtime.swap_modes import BlockChoices
 from lohan.runtime.traced_model import BatchSizes
 from lohan.runtime.write_limit import (
     WRITE_PRICES,
     Candidate,
-    WriteLimit,
     dearer_writes,
     fastest_within,
 )
-from lohan.schedule.task import Pool
 from lohan.simulate.quick import quick_step
 from lohan.store import (
     ComputeFormat,
@@ -38,24 +39,14 @@ from lohan.store import (
     resident_bytes,
 )
 from lohan.units import format_bytes
-from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
+from lohan.vocabulary import BlockId, Choice, Tier
 
 Policy = Callable[[Machine, ModelShape, Workload], Plan]
 
 _GPU_SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
 """Shares of main memory given to the GPU tier, tried where both are one memory."""
-_PAGE_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """Bytes the engine may use. Where the device shares RAM, `gpu_bytes` may be open (None)."""
-
-    ram_bytes: int
-    gpu_bytes: int | None
-    scratch_bytes: int
-    writes: WriteLimit | None = None
-    """Of the whole run, to the SSDs."""
+_AMPLE_TIMES = 8
+"""So many times the RAM of the leanest plan, and RAM is not what lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,30 +88,29 @@ def plan_run(
         clips_gradients=clips_gradients,
         num_micro_batches=sizes.num_micro_batches,
     )
-    found: list[Candidate] = []
-    refusal: DoesNotFit | None = None
+    held = 0
     if fixed_residents is not None:
         # What lives in RAM stays there: the rest of RAM is planned anew.
         held = resident_bytes(
             layout, parts_of_kinds(layout, [block.residents for block in fixed_residents])
         )
-        budgets = replace(budgets, ram_bytes=max(1, budgets.ram_bytes - held))
-    is_limited = budgets.writes is not None and not callable(policy)
-    for candidate in _machines(machine, budgets, shares_ram):
-        for price in WRITE_PRICES if is_limited else WRITE_PRICES[:1]:
-            priced = dearer_writes(candidate, price)
-            try:
-                plan = _fitting_plan(policy, priced, shape, workload, budgets, layout, shares_ram)
-            except DoesNotFit as error:
-                refusal = refusal or error
-                continue
-            step = quick_step(plan, candidate)
-            found.append(Candidate(plan=plan, machine=candidate, step=step))
+    planning = _Planning(
+        policy=policy,
+        machine=machine,
+        shape=shape,
+        workload=workload,
+        layout=layout,
+        shares_ram=shares_ram,
+        held_bytes=held,
+    )
+    found = planning.plans(budgets)
     if not found:
-        assert refusal is not None
-        raise refusal
+        raise planning.refusal(budgets, sizes)
+    candidates = [
+        Candidate(plan=plan, machine=used, step=quick_step(plan, used)) for plan, used in found
+    ]
     # A run that is going on ends by what it has written, not by what is predicted.
-    best = fastest_within(found, budgets.writes, is_binding=fixed_residents is None)
+    best = fastest_within(candidates, budgets.writes, is_binding=fixed_residents is None)
     seconds, plan, used = best.step.step_seconds, best.plan, best.machine
     if fixed_residents is not None:
         plan = replace(
@@ -145,50 +135,150 @@ def seconds_of(plan: Plan, machine: Machine) -> float:
     return quick_step(plan, machine).step_seconds
 
 
-def _machines(machine: Machine, budgets: Budgets, shares_ram: bool) -> list[Machine]:
-    """The machine as the budgets leave it; several where GPU and RAM are one memory."""
-    if not shares_ram or budgets.gpu_bytes is not None:
-        gpu_bytes = budgets.gpu_bytes or machine.gpu.memory_bytes
-        return [machine.with_gpu_memory(gpu_bytes).with_ram(budgets.ram_bytes)]
-    return [
-        machine.with_gpu_memory(int(budgets.ram_bytes * share)).with_ram(
-            int(budgets.ram_bytes * (1 - share))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planning:
+    """What is asked of a policy, whatever the budgets."""
+
+    policy: str | Policy
+    machine: Machine
+    shape: ModelShape
+    workload: Workload
+    layout: StateLayout
+    shares_ram: bool
+    held_bytes: int
+    """RAM of what is resident already."""
+
+    def plans(self, budgets: Budgets) -> list[tuple[Plan, Machine]]:
+        """Plans within the budgets, each with the machine as they leave it.
+
+        Where GPU and RAM are one memory there are several ways to divide it.
+        """
+        found = self._plans_on(self._machines(budgets), budgets)
+        if not found and self._is_open(budgets):
+            found = self._plans_on([self._tight_machine(budgets)], budgets)
+        return found
+
+    def _plans_on(
+        self, machines: Sequence[Machine], budgets: Budgets
+    ) -> list[tuple[Plan, Machine]]:
+        is_limited = budgets.writes is not None and not callable(self.policy)
+        found = []
+        for used in machines:
+            for price in WRITE_PRICES if is_limited else WRITE_PRICES[:1]:
+                with contextlib.suppress(DoesNotFit):
+                    found.append((self._plan_on(dearer_writes(used, price), budgets), used))
+        return found
+
+    def refusal(self, budgets: Budgets, sizes: BatchSizes) -> DoesNotFit:
+        """What to tell a user whose budgets do not fit, with the least that would."""
+        is_open = self._is_open(budgets)
+        lack: DoesNotFit | None = None
+        try:
+            machines = [self._tight_machine(budgets)] if is_open else self._machines(budgets)
+            self._plan_on(machines[0], budgets)
+        except DoesNotFit as error:
+            lack = error
+        assert lack is not None, "no plan was found, so there is a reason"
+        what, why, remedy = lack.what, lack.why, lack.remedy
+        if is_open:
+            what = (
+                f"{self.shape.name} with {sizes} does not fit in "
+                f"{format_bytes(budgets.ram_bytes)} of main memory"
+            )
+            why = f"however it is divided between computing and buffers, {lack.what}, and {why}"
+        least = self._least(budgets)
+        if least is not None:
+            remedy = f"allow at least {least.written()}, or {remedy}"
+        return DoesNotFit(what, why=why, remedy=remedy)
+
+    def _least(self, budgets: Budgets) -> Budgets | None:
+        """Budgets that are just enough; GPU memory first, as it cannot be bought alone."""
+        gpu_bytes, ram_bytes = self._floors()
+        if self._is_open(budgets):
+            least_ram = least_bytes(
+                gpu_bytes + ram_bytes,
+                lambda ram: self._fits(Budgets(ram_bytes=ram, gpu_bytes=None)),
+            )
+            return None if least_ram is None else Budgets(ram_bytes=least_ram, gpu_bytes=None)
+        least_gpu = budgets.gpu_bytes
+        if least_gpu is not None:
+            ample = max(_AMPLE_TIMES * ram_bytes, budgets.ram_bytes)
+            if not self._fits(Budgets(ram_bytes=ample, gpu_bytes=least_gpu)):
+                least_gpu = least_bytes(
+                    gpu_bytes, lambda gpu: self._fits(Budgets(ram_bytes=ample, gpu_bytes=gpu))
+                )
+                if least_gpu is None:
+                    return None
+        if self._fits(Budgets(ram_bytes=budgets.ram_bytes, gpu_bytes=least_gpu)):
+            return Budgets(ram_bytes=budgets.ram_bytes, gpu_bytes=least_gpu)
+        least_ram = least_bytes(
+            ram_bytes, lambda ram: self._fits(Budgets(ram_bytes=ram, gpu_bytes=least_gpu))
         )
-        for share in _GPU_SHARES
-    ]
+        return None if least_ram is None else Budgets(ram_bytes=least_ram, gpu_bytes=least_gpu)
 
+    def _fits(self, budgets: Budgets) -> bool:
+        return bool(self.plans(budgets))
 
-def _fitting_plan(
-    policy: str | Policy,
-    machine: Machine,
-    shape: ModelShape,
-    workload: Workload,
-    budgets: Budgets,
-    layout: StateLayout,
-    shares_ram: bool,
-) -> Plan:
-    """A plan whose pools, residents and roundings stay within the machine's RAM."""
-    allowed = machine.ram_bytes
-    usable = allowed - budgets.scratch_bytes - rounding_bytes(layout)
-    for _ in range(4):
-        if usable <= 0:
-            break
-        # A policy leaves a share of RAM to the system; here all of the budget is the engine's.
-        offered = machine.with_ram(max(1, int(usable / RAM_SHARE)))
-        make = policy if callable(policy) else _by_name(policy)
-        plan = with_state_of(layout, make(offered, shape, workload))
+    def _floors(self) -> tuple[int, int]:
+        """About what the leanest plan needs of GPU and of RAM."""
+        plan = self._policy_plan(self._with_memory(1, 1))
+        gpu_bytes = int(plan.ledger.total(Tier.GPU) / GPU_SHARE) + gpu_rounding_bytes(self.layout)
+        ram_bytes = needed_ram_bytes(plan, self.layout) + self.held_bytes
+        return gpu_bytes, ram_bytes + Budgets(ram_bytes=ram_bytes, gpu_bytes=None).reserved_bytes
+
+    def _is_open(self, budgets: Budgets) -> bool:
+        return self.shares_ram and budgets.gpu_bytes is None
+
+    def _machines(self, budgets: Budgets) -> list[Machine]:
+        if self._is_open(budgets):
+            parts = [int(budgets.ram_bytes * share) for share in _GPU_SHARES]
+            return [self._with_memory(part, budgets.ram_bytes - part) for part in parts]
+        gpu_bytes = budgets.gpu_bytes or self.machine.gpu.memory_bytes
+        return [self._with_memory(gpu_bytes, budgets.ram_bytes)]
+
+    def _tight_machine(self, budgets: Budgets) -> Machine:
+        """Main memory divided in proportion to what the leanest plan needs of either."""
+        gpu_bytes, ram_bytes = self._floors()
+        part = budgets.ram_bytes * gpu_bytes // (gpu_bytes + ram_bytes)
+        return self._with_memory(part, budgets.ram_bytes - part)
+
+    def _with_memory(self, gpu_bytes: int, ram_bytes: int) -> Machine:
+        gpu_bytes -= gpu_rounding_bytes(self.layout)
+        ram_bytes -= self.held_bytes
+        return self.machine.with_gpu_memory(max(1, gpu_bytes)).with_ram(max(1, ram_bytes))
+
+    def _policy_plan(self, offered: Machine) -> Plan:
+        make = self.policy if callable(self.policy) else _by_name(self.policy)
+        plan = with_state_of(self.layout, make(offered, self.shape, self.workload))
         _require_runnable(plan)
-        if plan.system.uses_residency:
-            plan.ledger.require_fit(f"{shape.name} with {plan.policy}")
-        needed = needed_ram_bytes(plan, layout) + budgets.scratch_bytes
-        if needed <= allowed or callable(policy) or not plan.system.uses_residency:
-            return plan
-        usable -= needed - allowed
-    raise DoesNotFit(
-        f"{format_bytes(allowed)} of RAM are allowed for {shape.name}",
-        why=f"buffers alone need more: {format_bytes(rounding_bytes(layout))} go to rounding",
-        remedy="allow more RAM",
-    )
+        return plan
+
+    def _plan_on(self, machine: Machine, budgets: Budgets) -> Plan:
+        """A plan whose pools, residents and roundings stay within the machine's RAM.
+
+        Raises:
+            DoesNotFit: there is none.
+        """
+        allowed, layout = machine.ram_bytes, self.layout
+        needed = budgets.reserved_bytes + rounding_bytes(layout)
+        usable = allowed - needed
+        for _ in range(4):
+            if usable <= 0:
+                break
+            # A policy leaves a share of RAM to the system; here all of the budget is the engine's.
+            offered = machine.with_ram(max(1, int(usable / RAM_SHARE)))
+            plan = self._policy_plan(offered)
+            if plan.system.uses_residency:
+                plan.ledger.require_fit(f"{self.shape.name} with {plan.policy}")
+            needed = needed_ram_bytes(plan, layout) + budgets.reserved_bytes
+            if needed <= allowed or callable(self.policy) or not plan.system.uses_residency:
+                return plan
+            usable -= needed - allowed
+        raise DoesNotFit(
+            f"{format_bytes(allowed)} of RAM are allowed for {self.shape.name}",
+            why=f"buffers alone need {format_bytes(needed)}",
+            remedy="allow more RAM",
+        )
 
 
 def master_format_of(policy: str | Policy, compute_format: ComputeFormat) -> MasterFormat:
@@ -223,51 +313,6 @@ def _require_runnable(plan: Plan) -> None:
             "GPU",
             remedy='use "lohan+" or "lohan"',
         )
-
-
-def needed_ram_bytes(plan: Plan, layout: StateLayout) -> int:
-    """RAM of the schedule's pools in RAM, of what is resident, and of roundings."""
-    from lohan.schedule import RollingSchedule
-
-    residents = parts_of_kinds(layout, kinds_in_ram(plan))
-    return (
-        pools_bytes(RollingSchedule(plan).pools, {Tier.RAM})
-        + resident_bytes(layout, residents)
-        + rounding_bytes(layout)
-        + swap_rounding_bytes(plan)
-    )
-
-
-def kinds_in_ram(plan: Plan) -> list[list[TensorKind]]:
-    """State kinds of each block that live in RAM."""
-    states = (TensorKind.P16, TensorKind.P32, TensorKind.OS32)
-    return [
-        [kind for kind in states if plan.home_of(BlockId(number), kind) is Tier.RAM]
-        for number in range(len(plan.blocks))
-    ]
-
-
-def pools_bytes(pools: Mapping[str, Pool], tiers: set[Tier]) -> int:
-    """Capacity of all pools of some tiers."""
-    return sum(pool.capacity_bytes for pool in pools.values() if pool.tier in tiers)
-
-
-def rounding_bytes(layout: StateLayout) -> int:
-    """What rounding to pages, to pieces of updates and between tensors adds to buffers, at most."""
-    num_tensors = max((len(block.tensors) for block in layout.blocks), default=0)
-    per_piece = 14 * (2 * 4096) + 6 * _PAGE_BYTES + 14 * 32 * num_tensors
-    return 8 * per_piece + (4 * len(layout.blocks) + 32) * (_PAGE_BYTES + 64 * num_tensors)
-
-
-def swap_rounding_bytes(plan: Plan) -> int:
-    """What aligning swapped outputs adds, at most."""
-    return sum(area_slack_bytes(block, plan.num_micro_batches) for block in plan.blocks)
-
-
-def area_slack_bytes(block: BlockPlan, num_micro_batches: int) -> int:
-    """The same for one block and tier."""
-    # Operators may have more than one output, and several tensors may enter a block.
-    return 64 * 4 * (len(block.choices) + 4) * num_micro_batches + _PAGE_BYTES
 
 
 def choices_of(plan: Plan) -> dict[BlockId, BlockChoices]:

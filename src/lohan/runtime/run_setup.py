@@ -22,8 +22,10 @@ from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.runtime.budgets import Budgets
 from lohan.runtime.loss import Progress
-from lohan.runtime.planning import Budgets, PlannedRun, Policy, kinds_in_ram, plan_run
+from lohan.runtime.plan_memory import kinds_in_ram
+from lohan.runtime.planning import PlannedRun, Policy, plan_run
 from lohan.runtime.randomness import DrawLedger
 from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
 from lohan.runtime.slots import ParameterSet

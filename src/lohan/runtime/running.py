@@ -12,12 +12,8 @@ from lohan.runtime.driver import THREADED_LANES, StepDriver
 from lohan.runtime.gradient_moves import GradientMoves
 from lohan.runtime.lanes import LaneExecutor
 from lohan.runtime.memory import LeaseBook, RamMemory
-from lohan.runtime.planning import (
-    PlannedRun,
-    pools_bytes,
-    rounding_bytes,
-    swap_rounding_bytes,
-)
+from lohan.runtime.plan_memory import pools_bytes, rounding_bytes, swap_rounding_bytes
+from lohan.runtime.planning import PlannedRun
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.segments import SegmentedModel
 from lohan.runtime.swapping import SwappedActivations

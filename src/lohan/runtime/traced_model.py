@@ -30,6 +30,8 @@ class BatchSizes:
     num_micro_batches: int
     micro_batch: int
     sequence: int
+    is_padded: bool = False
+    """Whether a mask masks something: models then make masks, and run other operators."""
 
     def __str__(self) -> str:
         return f"{self.num_micro_batches} micro-batch(es) of {self.micro_batch} x {self.sequence}"
@@ -43,6 +45,7 @@ class BatchSizes:
             self.num_micro_batches >= other.num_micro_batches
             and self.micro_batch >= other.micro_batch
             and self.sequence >= other.sequence
+            and self.is_padded >= other.is_padded
         )
 
     def with_room_for(self, other: "BatchSizes") -> "BatchSizes":
@@ -53,6 +56,7 @@ class BatchSizes:
             num_micro_batches=max(self.num_micro_batches, other.num_micro_batches),
             micro_batch=max(self.micro_batch, other.micro_batch),
             sequence=max(self.sequence, -(-other.sequence // 64) * 64 if longer else 0),
+            is_padded=self.is_padded or other.is_padded,
         )
 
 
@@ -79,7 +83,12 @@ def sizes_of(batches: Sequence[Any]) -> BatchSizes:
         rows.append(_num_rows(tensors))
         lengths = [tensor.shape[1] for tensor in tensors if _is_tokens(tensor)]
         columns.append(max(lengths, default=1))
-    return BatchSizes(num_micro_batches=len(batches), micro_batch=max(rows), sequence=max(columns))
+    return BatchSizes(
+        num_micro_batches=len(batches),
+        micro_batch=max(rows),
+        sequence=max(columns),
+        is_padded=any(_is_padded(batch) for batch in batches),
+    )
 
 
 class TracedModel:
@@ -106,8 +115,9 @@ class TracedModel:
             )
         self._make_inputs: MakeInputs
         if example is not None:
-            self._make_inputs = _like(example)
-            small: tuple[int, int] = _point(sizes_of([example]))
+            sizes = sizes_of([example])
+            self._make_inputs = _like(example, is_padded=sizes.is_padded)
+            small: tuple[int, int] = _point(sizes)
         else:
             self._make_inputs, is_fixed = inputs_for(model, dtype)
             small = (2, 0) if is_fixed else _SMALLEST_SIZES
@@ -115,16 +125,19 @@ class TracedModel:
             self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
         self._model = model
 
-    def shape(self, sizes: BatchSizes, example: Any) -> ModelShape:
-        """The model's shape at the sizes of a run.
+    def shape(self, sizes: BatchSizes, batches: Sequence[Any]) -> ModelShape:
+        """The model's shape at the sizes of a run; `batches` are like those of the run.
 
         Raises:
             ConfigError: it does not run as it did when it was attached.
         """
+        # A padded one stands for the others too: its masks come on top of what they need.
+        example = next((batch for batch in batches if _is_padded(batch)), batches[0])
+        is_known = not isinstance(example, Mapping)
         with memory_features_off(self._model):
             shape, run = shape_at(
                 self._traceable,
-                self._make_inputs if not isinstance(example, Mapping) else _like(example),
+                self._make_inputs if is_known else _like(example, is_padded=sizes.is_padded),
                 _point(sizes),
                 name=type(self._model).__name__,
             )
@@ -142,7 +155,7 @@ def _point(sizes: BatchSizes) -> tuple[int, int]:
     return sizes.micro_batch, sizes.sequence
 
 
-def _like(example: Any) -> MakeInputs:
+def _like(example: Any, *, is_padded: bool) -> MakeInputs:
     """Inputs like an example, of any batch and sequence length."""
 
     def make(batch: int, sequence: int) -> dict[str, Any]:
@@ -161,11 +174,16 @@ def _like(example: Any) -> MakeInputs:
 
     kept = dict(example)
     num_rows = _num_rows([leaf for leaf in tensors_in(kept) if leaf.dim() >= 1])
-    mask = kept.get("attention_mask")
-    if isinstance(mask, torch.Tensor) and not mask.is_meta and bool(mask.all()):
+    if not is_padded:
         # Models leave a mask that masks nothing out, and then run other operators.
-        del kept["attention_mask"]
+        kept.pop("attention_mask", None)
     return make
+
+
+def _is_padded(batch: Any) -> bool:
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    # Without values it is not known, and a mask may come.
+    return isinstance(mask, torch.Tensor) and (mask.is_meta or not bool(mask.all()))
 
 
 def _num_rows(tensors: Sequence[torch.Tensor]) -> int:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError
-from lohan.runtime.traced_model import sizes_of
+from lohan.runtime.traced_model import TracedModel, sizes_of
+from support.tiny_models import TINY_MODELS
 
 
 def test_the_first_dimension_of_most_tensors_counts_sequences() -> None:
@@ -29,3 +30,40 @@ def test_the_longest_tokens_and_the_most_sequences_of_a_step_count() -> None:
 def test_a_batch_without_tensors_is_refused() -> None:
     with pytest.raises(ConfigError, match="no tensors"):
         sizes_of([{"text": "none"}])
+
+
+def batch_with(mask: list[int] | None) -> dict[str, torch.Tensor]:
+    made = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
+    return made if mask is None else {**made, "attention_mask": torch.tensor([mask])}
+
+
+def test_a_plan_without_masks_does_not_cover_padded_batches() -> None:
+    plain, ones = sizes_of([batch_with(None)]), sizes_of([batch_with([1, 1, 1, 1])])
+    padded = sizes_of([batch_with([1, 1, 1, 1]), batch_with([1, 1, 0, 0])])
+    assert plain == ones
+    assert padded.is_padded
+    assert padded.covers(ones)
+    wider = sizes_of([batch_with(None)] * 2)
+    assert not wider.covers(padded)
+    assert wider.with_room_for(padded).covers(padded)
+
+
+def test_masks_of_padded_batches_are_counted() -> None:
+    model = TINY_MODELS["llama"].build(0.0).to(torch.bfloat16)
+    whole = TINY_MODELS["llama"].batch(0, torch.bfloat16)
+    mask = torch.ones_like(whole["input_ids"])
+    batches = [{**whole, "attention_mask": mask}, {**whole, "attention_mask": mask.clone()}]
+    traced = TracedModel(
+        model, dtype=torch.bfloat16, device=torch.device("cpu"), example=batches[0], loss_fn=None
+    )
+
+    def side_bytes() -> int:
+        sizes = sizes_of(batches)
+        shape = traced.shape(sizes, batches)
+        at = (sizes.micro_batch, sizes.sequence)
+        return sum(kind.side_bytes.at(*at) for kind in shape.blocks)
+
+    without = side_bytes()
+    batches[1]["attention_mask"][0, -2:] = 0
+    length = mask.shape[1]
+    assert side_bytes() >= without + mask.shape[0] * length * length

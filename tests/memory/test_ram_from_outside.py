@@ -1,0 +1,46 @@
+"""Peak memory of a training process, measured from outside, against the budget it was given.
+
+The bare process has imported everything, has run a step of a tiny model, and has the model on meta;
+what it takes beyond that is the engine's. On the cpu device the budget holds the GPU tier too.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from lohan.units import MIB, parse_bytes
+from support.offloaded_run import Settings
+from support.watched_runs import Watched, watch
+
+RAM = "72MiB"
+TRAINING = ("attach", "first step", "steps", "seal", "evaluate")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_peak_ram_keeps_to_the_budget_and_is_flat_in_the_number_of_layers(tmp_path: Path) -> None:
+    def run(layers: int) -> Watched:
+        watched = watch(
+            Settings(
+                directory=str(tmp_path / str(layers)),
+                layers=layers,
+                batch=1,
+                sequence=64,
+                ram=RAM,
+                should_resume=layers == 8,
+            )
+        )
+        assert not watched.error, watched.error
+        return watched
+
+    short, long = run(4), run(8)
+    budget = parse_bytes(RAM)
+    for watched in (short, long):
+        peaks = {phase: watched.peaks[phase] for phase in TRAINING}
+        assert max(peaks.values()) <= budget, peaks
+    assert max(long.peaks["resume"], long.peaks["steps after resume"]) <= budget
+    # The states of the longer model: five times the budget and more.
+    assert long.facts["states_bytes"] >= 5 * budget
+    assert long.facts["states_bytes"] > 1.8 * short.facts["states_bytes"]
+    # 200 MB of states more; what grows is a few Python objects per task of a layer.
+    assert long.peaks["steps"] - short.peaks["steps"] <= 8 * MIB
