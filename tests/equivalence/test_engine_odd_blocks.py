@@ -251,3 +251,34 @@ def test_a_block_that_asks_about_values_gets_the_same_answers_again(
         return Toy(lambda _: QuestioningBlock(), depth=6)
 
     assert_same_toys(*run_toy(make, tmp_path, device=device))
+
+
+class EitherBlock(ToyBlock):
+    """Runs the same operators whichever of two tensors it goes on with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(WIDTH, 8)
+        self.is_on = False
+
+    def forward(self, x: torch.Tensor, is_other: bool = False) -> torch.Tensor:
+        one, other = self.up(x), self.other(x)
+        chosen = torch.tanh(other if is_other or self.is_on else one)
+        return x + self.down(chosen) + (one.sum() + other.sum()) * 0.01
+
+
+class TakingTurns(Toy):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x, number % 2 == 1)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Toy, TakingTurns])
+def test_a_block_that_reads_other_tensors_than_when_it_was_traced_is_recomputed(
+    kind: type[Toy], tmp_path: Path
+) -> None:
+    def make() -> nn.Module:
+        return kind(lambda _: EitherBlock())
+
+    assert_same_toys(*run_toy(make, tmp_path, change=begin_late))

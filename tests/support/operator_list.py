@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.model.trace_ops import is_counted
-from lohan.runtime.swap_modes import reason_not_to_store
+from lohan.runtime.operator_rules import reason_not_to_store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from lohan.errors import ConfigError, ScheduleError
 from lohan.model.trace_ops import is_counted, storage_key, tensors_in
+from lohan.runtime.operator_rules import SkippedValues, changed_in_place, reason_not_to_store
 from lohan.runtime.randomness import Generators
 from lohan.vocabulary import BlockId
 
@@ -174,36 +175,6 @@ class ForwardRecord:
     """Operators are not those the choices were made for; everything is recomputed."""
 
 
-def changed_in_place(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[torch.Tensor]:
-    """Tensor arguments that the operator's schema says it writes to."""
-    written: list[torch.Tensor] = []
-    if func._schema.is_mutable:
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[position] if position < len(args) else kwargs.get(argument.name)
-                written.extend(tensors_in(value))
-    return written
-
-
-def reason_not_to_store(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-) -> str | None:
-    """Why the result of a dispatched call can be neither stored nor skipped; None if it can."""
-    outputs = tensors_in(result)
-    if not outputs:
-        return "it has no tensor output"
-    written = changed_in_place(func, args, kwargs)
-    if written:
-        is_plain = len(written) == 1 and len(outputs) == 1 and outputs[0] is written[0]
-        return None if is_plain else "it changes several tensors, or returns another"
-    inputs = {storage_key(tensor) for tensor in tensors_in((args, kwargs))}
-    if any(storage_key(tensor) in inputs for tensor in outputs):
-        return "its output is a view of its input"
-    return None
-
-
 class CaptureMode(TorchDispatchMode):
     """Forward of a block: hands chosen outputs to the store and notes what the re-run needs."""
 
@@ -226,6 +197,7 @@ class CaptureMode(TorchDispatchMode):
         # What the store holds without a copy, by memory. The tensors are kept alive until the
         # block ends, so that no key of memory comes up again for other memory.
         self._shared: dict[int, list[tuple[ActivationKey, torch.Tensor]]] = {}
+        self._skipped = SkippedValues()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -242,8 +214,19 @@ class CaptureMode(TorchDispatchMode):
             self.record.answers[ordinal] = result
         if self.record.is_other or not self._is_as_expected(ordinal, func):
             return result
-        if ordinal in self._choices.stored or ordinal in self._choices.skipped:
+        is_skipped = ordinal in self._choices.skipped
+        if ordinal in self._choices.stored or is_skipped:
             self._note(ordinal, func, args, kwargs, result)
+        elif ordinal in self._choices.names and self._skipped.are_read_by(
+            func, args, kwargs, result
+        ):
+            self._refuse(
+                f"operator {ordinal} ({func}) of block {self._block} is run again and reads an "
+                "output that is not",
+                "the block's operators are those the choices were made for, but read other tensors",
+                "trace the model again and plan anew",
+            )
+        self._skipped.enter(func, args, kwargs, result, is_skipped=is_skipped)
         return result
 
     def _is_as_expected(self, ordinal: int, func: Any) -> bool:
