@@ -9,7 +9,7 @@ from lohan.model.names import shape_of
 from lohan.plan import Plan, Workload, make_plan
 from lohan.plan.policies.our_buffers import buffer_sets
 from lohan.units import GIB, MIB
-from lohan.vocabulary import Tier
+from lohan.vocabulary import TensorKind, Tier
 
 
 def plan_with(ram_bytes: int, *, model: str = "smollm2-135m", clips: bool = True) -> Plan:
@@ -76,3 +76,12 @@ def test_gradients_of_shared_weights_have_room_until_their_owner_has_its_own() -
     waiting = [one.gradient_slots for one in buffer_sets(shared, clips_gradients=False)]
     assert min(waiting) == 6
     assert [one.gradient_slots for one in buffer_sets(shared, clips_gradients=True)][-1] == 1
+
+
+def test_residents_of_alike_blocks_are_spread_over_the_model() -> None:
+    """In a row they would leave the drives idle in one half of a pass and late in the other."""
+    workload = Workload(batch=16, sequence=1024, clips_gradients=True)
+    plan = make_plan("lohan+", machine_named("paper-4090"), shape_of("gpt-70b"), workload)
+    where = [n for n, block in enumerate(plan.blocks) if TensorKind.OS32 in block.residents]
+    assert 0 < len(where) < len(plan.blocks)
+    assert where[-1] > 0.9 * len(plan.blocks)

@@ -44,6 +44,9 @@ OURS = System(
 _WORTH_SPLITTING = 0.98
 # And smaller pieces of state so much: drives are a little slower with them.
 _WORTH_CUTTING = 0.95
+# And residents that are not spread over the model so much: sums of traffic do not see the drives
+# idle where blocks in a row have nothing to move.
+_WORTH_CROWDING = 0.95
 
 
 def plan_ours(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
@@ -291,7 +294,6 @@ class _Planner:
         found = [
             choose_residents(weights_first, counts, search.trained, weights_first=True),
             choose_residents(states_first, counts, search.trained, weights_first=False),
-            largest_residents(left, counts, search.trained),
         ]
 
         def resident(
@@ -310,7 +312,9 @@ class _Planner:
             clips = self.workload.clips_gradients
             return step_load(self.machine, traffic, clips=clips).estimated_seconds
 
-        return best_point(found, seconds)
+        spread = best_point(found, seconds)
+        largest = largest_residents(left, counts, search.trained)
+        return largest if seconds(largest) < _WORTH_CROWDING * seconds(spread) else spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
