@@ -5,8 +5,8 @@ lease may be taken is the schedule's business (`lanes`); here a lease that finds
 mistake and an error. Called by the actions of lanes, on their threads.
 """
 
-import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lohan.device.device import Device
@@ -22,14 +22,34 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def try_to_pin(
+    device: Device, address: int, nbytes: int, on_refused: Callable[[HardwareError], None]
+) -> bool:
+    """Pin memory. Where the system refuses, copies still work, only slower: it is told."""
+    try:
+        device.pin(address, nbytes)
+    except HardwareError as error:
+        on_refused(error)
+        return False
+    return True
+
+
 class RamMemory:
     """Aligned main memory within one budget; freed buffers wait for the next of their size.
 
     Runs on: any thread. May block: for as long as new pages take to exist.
     """
 
-    def __init__(self, budget_bytes: int, device: Device) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        device: Device,
+        *,
+        on_refused_pin: Callable[[HardwareError], None] = lambda _: None,
+    ) -> None:
+        """`on_refused_pin` is told of memory the system does not pin, on the thread that asked."""
         self.budget_bytes = budget_bytes
+        self._on_refused_pin = on_refused_pin
         self._device = device
         self._pool = BufferPool(name="schedule buffers", slot_bytes=1, num_slots=0)
         self._lock = threading.Lock()
@@ -82,9 +102,7 @@ class RamMemory:
             with self._lock:
                 self._in_use_bytes -= nbytes
             raise
-        # Where the system refuses to pin, copies still work, only slower.
-        with contextlib.suppress(HardwareError):
-            self._device.pin(buffer.address, nbytes)
+        if try_to_pin(self._device, buffer.address, nbytes, self._on_refused_pin):
             with self._lock:
                 self._pinned.add(buffer.address)
         return buffer

@@ -24,6 +24,7 @@ from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.runtime.budgets import Budgets
 from lohan.runtime.loss import Progress
+from lohan.runtime.memory import try_to_pin
 from lohan.runtime.plan_memory import kinds_in_ram
 from lohan.runtime.planning import PlannedRun, Policy, plan_run
 from lohan.runtime.randomness import DrawLedger
@@ -91,6 +92,7 @@ class RunSetup:
     residents: Sequence[BlockPlan] | None = None
     """The blocks of the first plan: what they keep in RAM stays there from plan to plan."""
     _pinned: list[int] = field(default_factory=list)
+    _has_told_unpinned: bool = False
 
     @property
     def is_causal(self) -> bool:
@@ -107,6 +109,12 @@ class RunSetup:
         """Say what is going on."""
         if self.progress is not None:
             self.progress(sentence)
+
+    def tell_unpinned(self, error: HardwareError) -> None:
+        """Say once that memory was not pinned. Runs on: any thread; two may both say it."""
+        if not self._has_told_unpinned:
+            self._has_told_unpinned = True
+            self.tell(f"copies to and from the GPU are slower than they could be: {error}")
 
     def on_device(self, batches: Sequence[Any]) -> list[Any]:
         """Micro-batches with their tensors where compute reads them.
@@ -209,9 +217,7 @@ class RunSetup:
             should_verify_reads=False,
         )
         for address, nbytes in self.store.resident_regions:
-            # Where the system refuses to pin, copies still work, only slower.
-            with contextlib.suppress(HardwareError):
-                self.device.pin(address, nbytes)
+            if try_to_pin(self.device, address, nbytes, self.tell_unpinned):
                 self._pinned.append(address)
 
     def make_swap_file(self, plan: Plan) -> ActivationStore | None:

@@ -124,6 +124,7 @@ def _start(
     host = RamMemory(
         pools_bytes(rolling.pools, tiers) + rounding_bytes(layout) + swap_rounding_bytes(plan),
         device,
+        on_refused_pin=setup.tell_unpinned,
     )
     book = LeaseBook(host, device)
     undo.callback(host.close)

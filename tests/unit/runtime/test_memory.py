@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lohan.device import CpuDevice
-from lohan.errors import ScheduleError
+from lohan.errors import HardwareError, ScheduleError
 from lohan.runtime.memory import LeaseBook, RamMemory, whole_pages
 from lohan.schedule.task import Lease
 
@@ -81,3 +81,19 @@ def test_a_lease_holds_one_piece_of_memory() -> None:
     book.clear()
     assert memory.in_use_bytes == 0
     memory.close()
+
+
+class UnpinnableDevice(CpuDevice):
+    """The system pins nothing."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        raise HardwareError("no pinning", why="a limit", remedy="raise it")
+
+
+def test_memory_that_is_not_pinned_is_told_and_works() -> None:
+    told: list[HardwareError] = []
+    memory = RamMemory(4 * PAGE, UnpinnableDevice(), on_refused_pin=told.append)
+    buffer = memory.allocate(PAGE)
+    assert [error.what for error in told] == ["no pinning"]
+    memory.free(buffer)
+    memory.close()  # unpins nothing that was not pinned
