@@ -19,8 +19,9 @@ from lohan.plan.plan import Plan
 from lohan.runtime.engine_life import EngineLife
 from lohan.runtime.lane_load import LaneLoad
 from lohan.runtime.loss import LossScale, counted_losses, loss_weights, num_tokens
-from lohan.runtime.planning import PlannedRun, seconds_of
+from lohan.runtime.planning import PlannedRun
 from lohan.runtime.profiling import ProfilingStep
+from lohan.runtime.replanning import faster_plan
 from lohan.runtime.results import RunCounters, Sealed, StepResult, of_one_step
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan, start_running
@@ -33,7 +34,6 @@ from lohan.trace import Recorder, Trace
 
 _NUM_TRACED_SPANS = 20_000
 COUNTERS_KEY = "lohan"
-_CLEARLY_FASTER = 0.95
 
 
 class Engine:
@@ -366,10 +366,8 @@ class Engine:
         setup.machine = refined
         running.planned = replace(before, machine=refined)
         self._prediction = None
-        if callable(setup.policy):
-            return
-        planned = setup.plan(before.plan.shape, before.sizes)
-        if planned.seconds < _CLEARLY_FASTER * seconds_of(before.plan, refined):
+        planned = faster_plan(setup, before)
+        if planned is not None:
             self._flush(running)
             self._stop_running(should_finish=True)
             try:
