@@ -9,6 +9,7 @@ from torch import nn
 
 from lohan.errors import ConfigError
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.runtime.swap_modes import CaptureMode, ForwardRecord
 from support.toy_models import WIDTH, Toy, ToyBlock
 from support.toy_runs import (
     assert_same_toys,
@@ -282,3 +283,26 @@ def test_a_block_that_reads_other_tensors_than_when_it_was_traced_is_recomputed(
         return kind(lambda _: EitherBlock())
 
     assert_same_toys(*run_toy(make, tmp_path, change=begin_late))
+
+
+class WorkBehindBlocks(Toy):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.sin(block(x)) * 2
+        return x
+
+
+def test_work_between_blocks_does_not_change_what_is_done_with_their_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = []
+    finish = CaptureMode.finish
+
+    def finish_and_note(mode: CaptureMode) -> ForwardRecord:
+        records.append(finish(mode))
+        return records[-1]
+
+    monkeypatch.setattr(CaptureMode, "finish", finish_and_note)
+    assert_same_toys(*run_toy(lambda: WorkBehindBlocks(lambda _: ToyBlock()), tmp_path))
+    assert records
+    assert not any(record.is_other for record in records)

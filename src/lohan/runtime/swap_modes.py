@@ -298,6 +298,9 @@ class CaptureMode(TorchDispatchMode):
     def finish(self) -> ForwardRecord:
         """Check that every chosen operator was there, and let go of the stored tensors."""
         missing = (self._choices.stored | self._choices.skipped) - self.record.noted.keys()
+        if not self._choices.is_binding:
+            # Code between two blocks is traced as the end of the first, and runs outside of it.
+            missing -= set(range(len(self.record.names), max(missing, default=0) + 1))
         if missing and not self.record.is_other:
             self._refuse(
                 f"block {self._block} has {len(self.record.names)} operators, and the choices "
