@@ -3,7 +3,7 @@
 Whatever the RAM, chunk sizes, threads, number of SSDs, micro-batches, and wherever activations
 wait. There are 768 combinations of what is varied, about ten minutes of one core for a model. The
 fast part takes some at random, the slow part a quarter in which every three values meet, more at
-random of the other models, and longer runs.
+random of the other models, and longer runs; `--every-combination` takes all, for every model.
 """
 
 import itertools
@@ -90,6 +90,20 @@ def test_combinations_of_any_three_values_change_no_bit(
     for case in quarter():
         if (case.device, case.num_parts) == (device, num_parts):
             check(replace(case, num_steps=2), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.parametrize("device", EVERYTHING["device"])
+def test_every_combination_changes_no_bit(
+    device: str, model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if not request.config.getoption("--every-combination"):
+        pytest.skip("takes ten minutes of one core for a model: --every-combination")
+    for case in all_cases(**EVERYTHING):
+        if case.device == device:
+            check(replace(case, model=model, num_steps=2), tmp_path)
 
 
 @pytest.mark.slow
