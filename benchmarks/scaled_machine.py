@@ -121,8 +121,8 @@ class Scale:
     def machine(self, num_ssds: int, *, extra_ram_bytes: int, gpu_factor: float) -> Machine:
         """The reference machine with some number of drives, scaled down.
 
-        `extra_ram_bytes` are what small buffers lose to rounding, `gpu_factor` allows for
-        temporaries that weigh more in a small model.
+        `extra_ram_bytes` are what small buffers lose to rounding and the engine keeps for itself,
+        `gpu_factor` allows for temporaries that weigh more in a small model.
         """
         found = machine_named(REFERENCE_MACHINE).with_ssds(num_ssds)
         read, write = found.ssd_read_bytes_per_second, found.ssd_write_bytes_per_second
