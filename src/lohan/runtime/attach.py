@@ -18,7 +18,7 @@ from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.budgets import Budgets
 from lohan.runtime.engine import COUNTERS_KEY, Engine
-from lohan.runtime.host_allocator import bound_held_memory
+from lohan.runtime.freed_memory import bound_held_memory
 from lohan.runtime.loss import Progress
 from lohan.runtime.planning import Policy, master_format_of, plan_run
 from lohan.runtime.results import RunCounters

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
-from lohan.runtime.host_allocator import bound_held_memory
+from lohan.runtime.freed_memory import bound_held_memory
 from lohan.units import GIB, MIB
 
 # Half of some tensors are freed: what lies between the others cannot be given back in one piece.
 _PROGRAM = f"""
 import torch
-from lohan.runtime.host_allocator import bound_held_memory
+from lohan.runtime.freed_memory import bound_held_memory
 if BOUND:
     assert bound_held_memory(64 * {MIB}) == {MIB}
 def resident():
