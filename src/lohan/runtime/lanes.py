@@ -307,12 +307,12 @@ class LaneExecutor:
             self._changed.notify_all()
 
     def _story(self, task: Task) -> str:
-        lines = [f"in {task.name} of step {task.step} on lane {task.lane}"]
+        lines = [f"in {task.name} of pass {task.step} (counted from 0) on lane {task.lane}"]
         if task.after:
             lines.append("it came after tasks " + ", ".join(str(before) for before in task.after))
         spans = self._recorder.last_spans(task.lane, _NUM_STORY_SPANS)
         lines += [
-            f"  before it: {span.name} of step {span.step}, {span.seconds:.6f} s" for span in spans
+            f"  before it: {span.name} of pass {span.step}, {span.seconds:.6f} s" for span in spans
         ]
         return "\n".join(lines)
 
