@@ -97,8 +97,8 @@ def test_machine_file_that_is_no_machine_is_refused(tmp_path: pathlib.Path, text
 def test_ram_below_the_minimum_is_refused_with_what_is_needed_and_what_would_do(
     policy: str,
 ) -> None:
-    ran = run_lohan(*PLAN, "--ram", "1GiB", "--policy", policy)
-    assert_refused(ran, "below the minimum", "1.0 GiB", "short by", "--ram ")
+    ran = run_lohan(*PLAN, "--ram", "256MiB", "--policy", policy)
+    assert_refused(ran, "below the minimum", "256.0 MiB", "short by", "--ram ")
     remedy = ran.stderr.split("give at least --ram ")[1].split(";")[0]
     assert run_lohan(*PLAN, "--batch", 1, "--ram", remedy, "--policy", policy).exit_code == 0
 

@@ -127,6 +127,7 @@ class TestDoesNotFit:
     @pytest.mark.slow
     def test_several_short_tiers_are_offered_together(self) -> None:
         words = ("plan", "llama-3.1-405b", "--machine", "desktop-4090", "--batch", 4)
+        words += ("--policy", "lohan")
         offers = [one["option"] for one in run_lohan(*words, "--json").fields["nearest"]]
         both = next(option for option in offers if "--ram" in option and "--ssds" in option)
         assert run_lohan(*words, *both.split()).exit_code == 0
