@@ -29,7 +29,8 @@ def test_the_code_of_the_page_runs(
     assert [list(drive.iterdir()) for drive in drives] == [[], []]
     assert (tmp_path / "step.json").stat().st_size > 1000
     printed = capsys.readouterr().out
-    assert "RAM are allowed" in printed
+    assert "does not fit in 2.0 MiB" in printed
+    assert "allow at least ram=" in printed
     assert "busy" in printed
 
 
@@ -40,6 +41,6 @@ def test_the_page_shows_every_call_of_the_engine() -> None:
     text = PAGE.read_text()
     offered = {name for name in vars(Engine) if not name.startswith("_")}
     # For trainers; a user has `largest_step`, `Engine.weights` and `run=`.
-    inner = {"prepare", "counters", "store", "synchronize", "device"}
+    inner = {"prepare", "counters", "store", "synchronize", "device", "is_rehearsing"}
     assert {name for name in offered - inner if name not in text} == set()
     assert inner <= offered | {"device"}
