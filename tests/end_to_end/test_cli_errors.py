@@ -103,6 +103,14 @@ def test_ram_below_the_minimum_is_refused_with_what_is_needed_and_what_would_do(
     assert run_lohan(*PLAN, "--batch", 1, "--ram", remedy, "--policy", policy).exit_code == 0
 
 
+def test_ram_below_the_minimum_with_too_few_drives_is_told_of_both() -> None:
+    words = ("plan", "llama-3.1-405b", "--machine", "desktop-4090", "--batch", 1)
+    ran = run_lohan(*words, "--ram", "8GiB")
+    assert_refused(ran, "below the minimum", "--ram ", "--ssds ")
+    remedy = ran.stderr.split("give at least ")[1].split(";")[0]
+    assert run_lohan(*words, *remedy.split()).exit_code == 0
+
+
 @pytest.mark.parametrize("option", ["--ram", "--gpu"])
 @pytest.mark.parametrize("size", ["64", "64.5", "0"])
 def test_size_without_unit_is_refused_with_a_hint(option: str, size: str) -> None:

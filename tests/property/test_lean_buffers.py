@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from lohan.plan import Plan
-from lohan.schedule import RollingSchedule, Schedule, build_schedule, check_schedule
+from lohan.schedule import RollingSchedule, build_schedule, check_schedule
 from lohan.schedule.check import check_serial
 from lohan.simulate import settled_schedule
-from lohan.vocabulary import ComputeKind, Lane, TaskId, Tier
-from support.random_plans import random_plan
+from lohan.vocabulary import ComputeKind, TaskId, Tier
+from support.random_plans import random_plan, rolled_schedule
 
 SEEDS = range(2000, 2080)
 FEW_BLOCKS = 8
@@ -29,18 +29,7 @@ def test_the_leanest_buffers_let_every_step_run_one_by_one() -> None:
         rolling = RollingSchedule(plan)
         tasks = [*rolling.step(), *rolling.step(), *rolling.flush(), *rolling.evaluation()]
         tasks += [*rolling.step(), *rolling.flush()]
-        lanes: dict[Lane, list[TaskId]] = {}
-        for task in tasks:
-            lanes.setdefault(task.lane, []).append(task.id)
-        check_serial(
-            Schedule(
-                tasks=tuple(tasks),
-                lanes={lane: tuple(ids) for lane, ids in lanes.items()},
-                pools=rolling.pools,
-                num_steps=rolling.num_passes,
-                num_blocks=plan.shape.num_blocks,
-            )
-        )
+        check_serial(rolled_schedule(rolling, tasks, plan))
     assert {(True, True, True), (True, False, True), (False, True, True)} <= kinds
 
 

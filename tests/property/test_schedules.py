@@ -23,7 +23,7 @@ from lohan.simulate import replay, settled_schedule, simulate_plan
 from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
-from support.random_plans import random_plan
+from support.random_plans import random_plan, rolled_schedule
 
 NUM_STEPS = 3
 SEEDS = range(40)
@@ -368,15 +368,4 @@ def test_steps_that_roll_on_and_flush_can_be_run_one_by_one(seed: int, policy: s
     tasks: list[Task] = []
     for _ in range(2):
         tasks += [*rolling.step(), *rolling.step(), *rolling.flush(), *rolling.evaluation()]
-    lanes: dict[Lane, list[TaskId]] = {}
-    for task in tasks:
-        lanes.setdefault(task.lane, []).append(task.id)
-    check_serial(
-        Schedule(
-            tasks=tuple(tasks),
-            lanes={lane: tuple(ids) for lane, ids in lanes.items()},
-            pools=rolling.pools,
-            num_steps=rolling.num_passes,
-            num_blocks=plan.shape.num_blocks,
-        )
-    )
+    check_serial(rolled_schedule(rolling, tasks, plan))

@@ -5,11 +5,14 @@ without parameters, frozen ones, tied ones, a head larger than everything else.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
 from lohan.model.shape import INPUT, BlockShape, Growth, ModelShape, OperatorShape
 from lohan.plan import POLICY_NAMES, Plan, Workload, make_plan
+from lohan.schedule import RollingSchedule, Schedule, Task
+from lohan.vocabulary import Lane, TaskId
 
 MB = 10**6
 
@@ -133,3 +136,17 @@ def random_plan(
     )
     name = policy or rng.choice(POLICY_NAMES)
     return make_plan(name, machine, shape, workload), machine
+
+
+def rolled_schedule(rolling: RollingSchedule, tasks: Sequence[Task], plan: Plan) -> Schedule:
+    """Passes that rolled on, as one schedule in the order they were given out."""
+    lanes: dict[Lane, list[TaskId]] = {}
+    for task in tasks:
+        lanes.setdefault(task.lane, []).append(task.id)
+    return Schedule(
+        tasks=tuple(tasks),
+        lanes={lane: tuple(ids) for lane, ids in lanes.items()},
+        pools=rolling.pools,
+        num_steps=rolling.num_passes,
+        num_blocks=plan.shape.num_blocks,
+    )

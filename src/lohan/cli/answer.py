@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from lohan.cli.known_shapes import models_like
 from lohan.cli.request import Request
 from lohan.errors import DoesNotFit
-from lohan.plan.limits import largest_batch, largest_model, least_ram_bytes
-from lohan.plan.nearest import NearestFit, nearest_fits
+from lohan.plan.limits import largest_batch, largest_model
+from lohan.plan.nearest import NearestFit, more_memory, nearest_fits
 from lohan.plan.plan import Plan
 from lohan.plan.policies import make_plan
 from lohan.simulate.result import SimulatedStep
@@ -144,7 +144,8 @@ def _require_minimum_ram(request: Request) -> None:
     if Tier.RAM not in plan.ledger.shortages():
         return
     ram_bytes = request.machine.ram_bytes
-    least = least_ram_bytes(smallest)
+    # Drives may be short too: RAM that makes up for them is nobody's choice.
+    least = next(more_memory(smallest, plan.ledger.shortages()), None)
     largest = plan.ledger.lines_of(Tier.RAM)[0]
     needs = plan.ledger.total(Tier.RAM)
     raise DoesNotFit(
@@ -154,7 +155,7 @@ def _require_minimum_ram(request: Request) -> None:
         f"{format_bytes(plan.ledger.shortages()[Tier.RAM])}",
         why=f"the largest part is {format_bytes(largest.nbytes)} of {largest.purpose}",
         remedy=(
-            f"give at least --ram {least >> 30}GiB"
+            f"give at least {least.option}"
             if least is not None
             else "use a smaller model: other memory is short too"
         )

@@ -91,11 +91,6 @@ def _least(fits: Callable[[int], bool], first: int, last: int) -> int | None:
     return high
 
 
-def least_ram_bytes(question: Question) -> int | None:
-    """The least RAM with which it fits, in whole GiB; None if RAM is not all that is short."""
-    return _least_of(Tier.RAM, question)
-
-
 def least_machine(question: Question, short: Collection[Tier]) -> Machine | None:
     """The machine with just as much more of the short tiers as it takes; None if it never fits."""
     machine = question.machine

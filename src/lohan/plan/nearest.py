@@ -4,7 +4,7 @@ Owns the list of changes worth offering. Each one was planned and fits; a change
 not help is left out. More memory counts as one change, however many tiers are short.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from lohan.model.shape import ModelShape
@@ -37,7 +37,7 @@ def nearest_fits(
     short = set(shortages)
     return [
         *_smaller_batch(question),
-        *_more_memory(question, short),
+        *more_memory(question, short),
         *_other_policy(question),
         *_smaller_model(question, shapes),
     ]
@@ -49,7 +49,8 @@ def _smaller_batch(question: Question) -> Iterator[NearestFit]:
         yield NearestFit(change=f"a batch of {batch}", option=f"--batch {batch}")
 
 
-def _more_memory(question: Question, short: set[Tier]) -> Iterator[NearestFit]:
+def more_memory(question: Question, short: Collection[Tier]) -> Iterator[NearestFit]:
+    """As much more of the short tiers as it takes; nothing if that is never enough."""
     machine = least_machine(question, sorted(short))
     if machine is None:
         return

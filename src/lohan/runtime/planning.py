@@ -277,7 +277,7 @@ class _Planning:
         raise DoesNotFit(
             f"{format_bytes(allowed)} of RAM are allowed for {self.shape.name}",
             why=f"buffers alone need {format_bytes(needed)}",
-            remedy="allow more RAM",
+            remedy="use a model with smaller blocks",
         )
 
 

@@ -12,7 +12,6 @@ from lohan.plan.limits import (
     largest_batch,
     largest_model,
     least_machine,
-    least_ram_bytes,
 )
 from lohan.plan.nearest import nearest_fits
 from lohan.units import GIB
@@ -67,14 +66,14 @@ def test_largest_model_is_the_published_one() -> None:
 @pytest.mark.parametrize("policy", ["lohan", "lohan+", "zero-offload"])
 def test_least_ram_fits_and_one_gib_less_does_not(policy: str) -> None:
     asked = question(policy)
-    least = least_ram_bytes(asked)
+    least = least_machine(asked, [Tier.RAM])
     assert least is not None
-    assert asked.fits(machine=asked.machine.with_ram(least))
-    assert not asked.fits(machine=asked.machine.with_ram(least - GIB))
+    assert asked.fits(machine=least)
+    assert not asked.fits(machine=least.with_ram(least.ram_bytes - GIB))
 
 
 def test_ram_alone_does_not_help_where_the_gpu_is_short() -> None:
-    assert least_ram_bytes(question("flashneuron", "gpt-175b")) is None
+    assert least_machine(question("flashneuron", "gpt-175b"), [Tier.RAM]) is None
 
 
 def test_machine_with_just_enough_of_everything_short_fits() -> None:
