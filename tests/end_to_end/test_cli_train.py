@@ -1,13 +1,17 @@
 """`lohan train` and `lohan data preview` as a user runs them."""
 
+import fcntl
 import json
+import os
 import pathlib
+import subprocess
 import sys
 from typing import Any
 
 import pytest
 import transformers
 
+from lohan.errors import DoesNotFit
 from support import tiny_chat
 from support.command_line import Ran, run_lohan
 from support.plain_engine import attach_plainly
@@ -165,6 +169,91 @@ def test_a_run_that_is_refused_early_leaves_no_folder(place: pathlib.Path) -> No
     assert (place / "out").is_dir()
 
 
+def _everything_in(place: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path.relative_to(place) for path in place.rglob("*"))
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_a_run_the_engine_refuses_leaves_what_was_there_before(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_made_before: bool
+) -> None:
+    out = place / "new" / "out"
+    if is_made_before:
+        out.mkdir(parents=True)
+        (out / "notes.txt").write_text("mine")
+    before = _everything_in(place)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise DoesNotFit("1 GiB of RAM is needed", why="that is much", remedy="give more RAM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lohan.train.saving.attach_engine", refuse)
+        done = train(place, out=str(out), eval_data=str(place / "rows.jsonl"))
+    assert done.exit_code == 2
+    assert "give more RAM" in done.stderr
+    assert _everything_in(place) == before
+    assert train(place, out=str(out)).exit_code == 0
+
+
+def test_a_resume_that_is_refused_leaves_the_configuration_of_the_run(place: pathlib.Path) -> None:
+    assert train(place).exit_code == 0
+    before = {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
+    rows = tiny_chat.write_jsonl(place / "other.jsonl", tiny_chat.conversations(12, seed=5))
+    for changes in ({"learning_rate": "9e-3"}, {"data": str(rows)}):
+        assert train(place, "--resume", **changes).exit_code == 2
+        after = {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
+        assert after == before
+
+
+def test_room_for_archives_of_all_epochs_is_asked_for_before_states_are_written(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 65_000_000})  # enough for the model alone
+    monkeypatch.setattr("lohan.train.space.shutil.disk_usage", lambda path: usage)
+    done = train(
+        place, "--offload.archive_steps", "1", max_steps="-1", num_train_epochs="2",
+        save_total_limit="9",
+    )  # fmt: skip
+    assert done.exit_code == 2
+    assert "archive" in done.stderr
+    assert list((place / "ssd").iterdir()) == []
+    assert not (place / "out").exists()
+
+
+def test_a_second_process_in_the_same_folder_is_refused(place: pathlib.Path) -> None:
+    (place / "out").mkdir()
+    descriptor = os.open(place / "out", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        done = train(place)
+    finally:
+        os.close(descriptor)
+    assert done.exit_code == 2
+    assert "another process is training into" in done.stderr
+    assert os.listdir(place / "out") == []
+    assert train(place).exit_code == 0
+
+
+def test_no_progress_bars_are_written_where_nobody_watches(place: pathlib.Path) -> None:
+    words = ("data", "preview", place / "rows.jsonl", "--model", place / "model")
+    done = subprocess.run(
+        [sys.executable, "-c", "from lohan.cli import main; main()", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    code = (
+        "import sys; sys.argv = ['lohan', '--version']\nfrom lohan.cli import main\ntry: main()\n"
+    )
+    code += "except SystemExit: pass\nfrom tqdm.auto import tqdm; list(tqdm(range(3)))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert shown.stderr == ""
+
+
 def test_rows_without_a_token_to_train_on_are_refused(place: pathlib.Path) -> None:
     done = train(place, max_length="2")
     assert done.exit_code == 2
@@ -229,8 +318,6 @@ def test_help_needs_none_of_the_heavy_packages() -> None:
         "heavy = {'torch', 'transformers', 'trl', 'datasets', 'yaml', 'pydantic'}; "
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
-    import subprocess
-
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -245,7 +332,6 @@ def test_the_log_has_one_object_per_step(place: pathlib.Path) -> None:
 def test_a_failure_after_the_first_seal_says_how_to_go_on(
     place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lohan.errors import DoesNotFit
     from support.plain_engine import PlainEngine
 
     def refuse(self: Any, micro_batches: Any, *args: Any, **kwargs: Any) -> None:

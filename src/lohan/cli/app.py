@@ -6,6 +6,7 @@ run, so that help answers at once.
 """
 
 import gc
+import os
 import sys
 from typing import Annotated
 
@@ -106,4 +107,7 @@ app.add_typer(data_commands)
 def main() -> None:
     """Run the command line; the process ends here."""
     gc.set_threshold(_GC_THRESHOLD)
+    if not sys.stderr.isatty():
+        # Bars of the libraries are for terminals; tqdm looks here when it is imported.
+        os.environ.setdefault("TQDM_DISABLE", "1")
     app()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError
-from lohan.train.durable_files import publish_directory, write_json
+from lohan.train.durable_files import publish_directory, restore_directory, write_json
 
 RESUME_NAME = "resume.json"
 RUN_NAME = "run.json"
@@ -118,6 +118,7 @@ def read_resume(checkpoint: pathlib.Path) -> dict[str, Any]:
     """
     path = checkpoint / RESUME_NAME
     try:
+        restore_directory(checkpoint)
         found = json.loads(path.read_text(encoding="utf-8"))
         version = found["version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -166,6 +167,7 @@ def checkpoints(out: pathlib.Path) -> list[pathlib.Path]:
 
 def remove_old(out: pathlib.Path, *, newest: pathlib.Path, save_total_limit: int | None) -> None:
     """Delete what no resume can use: small folders of older seals, and archives past the limit."""
+    _remove_halves(out)
     archives = []
     for path in checkpoints(out):
         if path == newest:
@@ -178,6 +180,15 @@ def remove_old(out: pathlib.Path, *, newest: pathlib.Path, save_total_limit: int
         for path in archives[:-save_total_limit]:
             if path != newest:
                 shutil.rmtree(path)
+
+
+def _remove_halves(out: pathlib.Path) -> None:
+    """Delete what a process that was killed while saving left under names nobody looks for."""
+    for path in out.glob(".checkpoint-*.old"):
+        restore_directory(out / path.name.removeprefix(".").removesuffix(".old"))
+    for pattern in (".checkpoint-*.old", ".checkpoint-*.tmp"):
+        for path in out.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def refuse_changes(

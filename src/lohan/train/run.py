@@ -22,17 +22,12 @@ from lohan.ssd.storage_errors import storage_error
 from lohan.train.arguments import make_arguments, refuse_unsupported
 from lohan.train.config import TrainConfig
 from lohan.train.dataset import TrainingRows, load_rows, refuse_missing_template
-from lohan.train.durable_files import write_text
+from lohan.train.out_folder import TABLES_FOLDER, HeldFolder, held_folder
 from lohan.train.preview import explained_rows
-from lohan.train.resume_point import RUN_NAME, read_run
-from lohan.train.run_files import write_summary, write_trace
+from lohan.train.run_files import AcceptedRun, write_summary, write_trace
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.tokenizing import load_tokenizer
 from lohan.units import format_bytes_decimal
-
-CONFIG_NAME = "lohan.yaml"
-TABLES_FOLDER = "tables"
-_OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
 
 
 def run_training(
@@ -56,20 +51,20 @@ def run_training(
     args = make_arguments(config)
     refuse_unsupported(args)
     out = pathlib.Path(config.out)
-    with _no_empty_folder(out):
-        return _run(config, args, out, resume=resume, console=console, callbacks=callbacks)
+    with held_folder(out, is_resuming=bool(resume)) as held:
+        return _run(config, args, held, resume=resume, console=console, callbacks=callbacks)
 
 
 def _run(
     config: TrainConfig,
     args: Any,
-    out: pathlib.Path,
+    held: HeldFolder,
     *,
     resume: str | bool | None,
     console: Console,
     callbacks: Sequence[Any],
 ) -> pathlib.Path:
-    _prepare_out(out, is_resuming=bool(resume))
+    out = pathlib.Path(config.out)
     for report in check_directories(config.offload.ssd):
         for warning in report.warnings:
             console.print(f"note: {warning}", soft_wrap=True)
@@ -90,7 +85,7 @@ def _run(
         )
         trainer = _make_trainer(config, args, source, tokenizer, rows, held_out)
     _report_rows(trainer, rows, console)
-    write_text(out / CONFIG_NAME, config.to_text())
+    trainer.add_callback(AcceptedRun(held, config))
     progress = _show_progress(trainer, console)
     for callback in callbacks:
         trainer.add_callback(callback)
@@ -140,20 +135,6 @@ def _run(
     return out
 
 
-@contextlib.contextmanager
-def _no_empty_folder(out: pathlib.Path) -> Iterator[None]:
-    """Leave no output folder behind where a run is refused before it wrote anything there."""
-    was_there = out.exists()
-    try:
-        yield
-    except BaseException:
-        if not was_there:
-            for folder in (out / TABLES_FOLDER, out):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()  # not if there is anything in it
-        raise
-
-
 def _open(config: TrainConfig, args: Any) -> Any:
     import torch
 
@@ -166,31 +147,6 @@ def _open(config: TrainConfig, args: Any) -> Any:
         trust_remote_code=args.trust_remote_code,
         dtype=torch.float16 if args.fp16 else torch.bfloat16,
     )
-
-
-def _prepare_out(out: pathlib.Path, *, is_resuming: bool) -> None:
-    if read_run(out) is not None and not is_resuming:
-        raise ConfigError(
-            f"{out} already holds a run ({RUN_NAME})",
-            why="its checkpoints would be mixed with those of this run",
-            remedy="add --resume to continue it, or give another --out",
-        )
-    taken = [name for name in _OF_A_MODEL if (out / name).exists()]
-    if taken and not is_resuming:
-        raise ConfigError(
-            f"{out} already holds a model ({taken[0]})",
-            why="the fine-tuned model is written there at the end and would replace it",
-            remedy="give another --out",
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".lohan-probe"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise storage_error(
-            "the output folder cannot be written", error.errno or errno.EIO, path=str(out)
-        ) from None
 
 
 def _refuse_full(out: pathlib.Path, source: Any, config: TrainConfig, args: Any) -> None:

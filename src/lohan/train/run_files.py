@@ -1,7 +1,7 @@
 """Files about a run in OUT, for people, for `lohan report` and for bug reports.
 
-Owns plan.json, plan.txt, trace.json and summary.json; the log is written by `progress`, the
-configuration by `run`. Nothing is read back. Called by the trainer's callbacks and by `run`.
+Owns lohan.yaml, plan.json, plan.txt, trace.json and summary.json; the log is written by
+`progress`. Nothing is read back. Called by the trainer's callbacks and by `run`.
 """
 
 import importlib.metadata
@@ -14,10 +14,26 @@ from typing import Any
 from transformers import TrainerCallback
 
 from lohan.trace import chrome_json
+from lohan.train.config import TrainConfig
+from lohan.train.durable_files import write_text
+from lohan.train.out_folder import HeldFolder
 from lohan.train.plan_words import plan_in_words
 from lohan.train.writes import planned_seals, write_limit_of
 
+CONFIG_NAME = "lohan.yaml"
 _PACKAGES = ("lohan", "torch", "transformers", "trl", "datasets", "accelerate", "safetensors")
+
+
+class AcceptedRun(TrainerCallback):
+    """Writes the configuration when training begins: one that was refused is not the run's."""
+
+    def __init__(self, held: HeldFolder, config: TrainConfig) -> None:
+        self._held, self._config = held, config
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the folder from now on."""
+        self._held.is_accepted = True
+        write_text(pathlib.Path(args.output_dir) / CONFIG_NAME, self._config.to_text())
 
 
 class PlanFile(TrainerCallback):

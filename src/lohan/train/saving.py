@@ -35,7 +35,7 @@ from lohan.train.run_files import PlanFile
 from lohan.train.source import ModelSource
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.stopping import StopRequest, leave, stop_on_signals
-from lohan.train.writes import write_limit_of
+from lohan.train.writes import planned_steps, write_limit_of
 
 # For the type checker: a mixin has whatever the trainer it is put before has.
 _SomeTrainer: Any = object
@@ -105,9 +105,10 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             OutOfSpace: there is too little.
         """
         num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        num_steps = self.state.max_steps or planned_steps(self) or 0  # 0: not counted yet
         nbytes, num_archives = needed_bytes(
             num_parameters,
-            num_steps=self.state.max_steps - self.state.global_step,
+            num_steps=max(0, num_steps - self.state.global_step),
             archive_steps=self.offload.archive_steps,
             save_total_limit=self.args.save_total_limit,
         )
@@ -137,6 +138,10 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _start_engine(self, run: RunRecord | None) -> None:
         self.create_optimizer()
+        self.out.mkdir(parents=True, exist_ok=True)
+        if run is None:
+            self.hold_space()  # so that too little is known before states are written
+            self._reservation.release()
         weights = moments = counters = None
         if run is None and self._archive_to_load is None:
             weights = self.first_weights()
@@ -159,7 +164,6 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             write_limit=write_limit_of(self),
             progress=self.tell,
         )
-        self.out.mkdir(parents=True, exist_ok=True)
         RunRecord(run_id=self._engine.run_id, ssd=tuple(ssd)).write(self.out)
 
     def _places_of(self, run: RunRecord) -> tuple[str, ...]:

@@ -295,7 +295,8 @@ def test_too_little_room_for_the_model_is_refused_before_the_first_step(
     with pytest.raises(OutOfSpace, match="for the model") as refused:
         trainer.train()
     assert "1,000 B" in str(refused.value) or "1.0 KB" in str(refused.value)
-    assert trainer.engine.num_steps == 0
+    assert trainer.sealed_step is None
+    assert not (tmp_path / "ssd").exists()
 
 
 def test_the_write_budget_seals_and_stops(tmp_path: pathlib.Path) -> None:
