@@ -44,6 +44,7 @@ def attach(
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
     moments: Moments | None = None,
     counters: Mapping[str, Any] | None = None,
+    buffers: Mapping[str, Any] | None = None,
     run: str | None = None,
     example: Any | None = None,
     largest_step: Sequence[Any] | None = None,
@@ -70,7 +71,7 @@ def attach(
         machine: a Machine, its name or file. None: this machine, measured once and remembered.
         weights: (name, tensor) of every parameter, in any order; streamed to SSD.
         moments: both moments of a parameter by its name, to go on from a copy of a run; with
-            `counters`, the copied `Engine.counters`.
+            `counters` and `buffers`, the copied `Engine.counters` and `Engine.buffers`.
         run: id of a run in the same directories, to go on from its last seal.
         example: a micro-batch, for models whose inputs are not `input_ids` and `labels`.
         largest_step: micro-batches of the largest step to come; whether it fits is then known
@@ -121,6 +122,7 @@ def attach(
             weights=weights,
             moments=moments,
             counters=counters,
+            buffers=buffers,
             run=run,
             example=example,
             largest_step=largest_step,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lohan.cli.export import ProgressLine
+from lohan.runtime.model_buffers import ModelBuffers
 from lohan.ssd import RunDirectories
 from lohan.store import ComputeFormat
 from lohan.train.source import open_source
@@ -155,6 +156,23 @@ def test_a_run_is_exported_by_its_output_folder(tmp_path: pathlib.Path) -> None:
     words = ["--run", tmp_path / "results", "--ssd", moved, "--out", tmp_path / "again"]
     assert run_lohan("export", *words).exit_code == 0
     judge(tmp_path / "again", trained, torch.float16)
+
+
+def test_buffers_that_training_changed_are_exported_with_the_weights(
+    tmp_path: pathlib.Path,
+) -> None:
+    save_model("bart", tmp_path / "model")
+    source = open_source(tmp_path / "model")
+    trained = {name: tensor.float() * 1.001 for name, tensor in source.tensors()}
+    model = source.make_model()
+    buffers = ModelBuffers(model)
+    model.get_buffer("final_logits_bias").fill_(0.5)
+    metadata = {"model": str(tmp_path / "model"), "buffers": buffers.to_json()}
+    leave_run([tmp_path / "ssd"], "r1", trained, metadata=metadata)
+    ran = run_lohan("export", "--run", tmp_path / "ssd" / "lohan-r1", "--out", tmp_path / "out")
+    assert ran.exit_code == 0, ran.stderr
+    found = stored_tensors(tmp_path / "out")["final_logits_bias"]
+    assert torch.equal(found, torch.full((1, 61), 0.5, dtype=found.dtype))
 
 
 def test_a_model_without_a_tokenizer_is_exported_with_a_remark(tmp_path: pathlib.Path) -> None:

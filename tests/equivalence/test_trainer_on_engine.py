@@ -76,7 +76,13 @@ def make(
             offload=offload,
         )
         trainer.attach_for_test = attach
+        trainer.model.register_buffer("num_seen", torch.zeros((), dtype=torch.int64))
+        trainer.model.register_forward_pre_hook(count_forward)
     return trainer
+
+
+def count_forward(model: torch.nn.Module, _: Any) -> None:
+    model.num_seen += model.training
 
 
 def train(trainer: SFTTrainer, resume: Any = None) -> None:
@@ -89,6 +95,8 @@ def states(trainer: SFTTrainer) -> dict[str, torch.Tensor]:
     found = {f"p.{name}": tensor.clone() for name, tensor in trainer.engine.weights()}
     for name, mean, square in trainer.engine.moments():
         found |= {f"m.{name}": mean.clone(), f"v.{name}": square.clone()}
+    found["num_seen"] = trainer.model.num_seen.clone()
+    assert found["num_seen"]
     return found
 
 

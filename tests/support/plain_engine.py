@@ -20,6 +20,7 @@ from lohan.errors import CheckpointError
 from lohan.optimizer import AdamWSettings, prepare_step
 from lohan.optimizer.reference import adamw_elements
 from lohan.optimizer.torch_optimizer import clip_scale
+from lohan.runtime.model_buffers import ModelBuffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,11 @@ class PlainEngine:
         weights: Iterable[tuple[str, torch.Tensor]] | None = None,
         moments: Callable[[str], tuple[torch.Tensor, torch.Tensor]] | None = None,
         counters: Mapping[str, Any] | None = None,
+        buffers: Mapping[str, Any] | None = None,
         run: str | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
+        self._buffers = ModelBuffers(model, buffers)
         self.run_id = run or secrets.token_hex(4)
         self.folder = pathlib.Path(ssd[0]) / f"lohan-{self.run_id}"
         self.sealed: PlainManifest | None = None
@@ -152,6 +155,10 @@ class PlainEngine:
     @property
     def counters(self) -> dict[str, Any]:
         return {"num_steps": self.num_steps}
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        return self._buffers.to_json()
 
     def synchronize(self) -> None:
         pass

@@ -17,9 +17,10 @@ from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.budgets import Budgets
-from lohan.runtime.engine import COUNTERS_KEY, Engine
+from lohan.runtime.engine import Engine
 from lohan.runtime.freed_memory import bound_held_memory
 from lohan.runtime.loss import Progress
+from lohan.runtime.model_buffers import ModelBuffers
 from lohan.runtime.planning import Policy, master_format_of, plan_run
 from lohan.runtime.results import RunCounters
 from lohan.runtime.run_setup import (
@@ -31,6 +32,7 @@ from lohan.runtime.run_setup import (
     refuse_meta_buffers,
     take_model_out,
 )
+from lohan.runtime.seal_metadata import seal_metadata, sealed_buffers
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
 from lohan.runtime.traced_model import TracedModel, sizes_of
@@ -62,6 +64,7 @@ def attach_engine(
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
     moments: Moments | None = None,
     counters: Mapping[str, Any] | None = None,
+    buffers: Mapping[str, Any] | None = None,
     run: str | None = None,
     example: Any | None = None,
     largest_step: Sequence[Any] | None = None,
@@ -88,6 +91,7 @@ def attach_engine(
     _check_optimizer(model, optimizer)
     compute_format = compute_format_of(model)
     refuse_meta_buffers(model)
+    kept_buffers = ModelBuffers(model, None if run is not None else buffers)
     _check_counters(counters)
     dtype = torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16
     tell: Callable[[str], None] = progress if progress is not None else _silent
@@ -153,7 +157,9 @@ def attach_engine(
             store.fill(first, moments=moments, should_verify=False)
             store.seal(
                 step=int(counters["num_steps"]) if counters else 0,
-                metadata={COUNTERS_KEY: dict(counters)} if counters else {},
+                metadata=seal_metadata(
+                    counters=counters or None, buffers=kept_buffers.to_json(), user={}
+                ),
             )
         else:
             tell("opening and verifying the states of the last seal")
@@ -166,6 +172,7 @@ def attach_engine(
                 should_verify_reads=False,
             )
             undo.callback(store.close)
+            kept_buffers = ModelBuffers(model, sealed_buffers(store.sealed))
         sets = take_model_out(model, segments, layout, opened)
         setup = RunSetup(
             model=model,
@@ -192,7 +199,7 @@ def attach_engine(
             update_parameters_per_second=update_parameters_per_second,
             is_new=is_new,
         )
-        engine = Engine(setup, optimizer, is_tracing=is_tracing)
+        engine = Engine(setup, optimizer, kept_buffers, is_tracing=is_tracing)
         undo.pop_all()
     return engine
 

@@ -15,37 +15,39 @@ import torch
 
 from lohan.errors import OutOfSpace
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
-from lohan.plan.plan import Plan
+from lohan.runtime.engine_answers import EngineAnswers
 from lohan.runtime.engine_life import EngineLife
 from lohan.runtime.lane_load import LaneLoad
 from lohan.runtime.loss import LossScale, counted_losses, loss_weights, num_tokens
+from lohan.runtime.model_buffers import ModelBuffers
 from lohan.runtime.planning import PlannedRun
 from lohan.runtime.profiling import ProfilingStep
 from lohan.runtime.replanning import faster_plan
-from lohan.runtime.results import RunCounters, Sealed, StepResult, of_one_step
+from lohan.runtime.results import RunCounters, StepResult, of_one_step
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan, start_running
+from lohan.runtime.seal_metadata import seal_metadata, sealed_counters
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import StepRecord, groups_by_name, looks_at_gradients
 from lohan.runtime.traced_model import sizes_of
 from lohan.simulate import SimulatedStep
-from lohan.store import StateStore
-from lohan.trace import Recorder, Trace
+from lohan.trace import Recorder
 
 _NUM_TRACED_SPANS = 20_000
-COUNTERS_KEY = "lohan"
 
 
-class Engine:
+class Engine(EngineAnswers):
     """Made by `attach`; a context manager. One step at a time, from one thread.
 
     After a failure nothing more can be done with it but `close`: the last seal is intact, and the
     run can be attached again from it.
     """
 
-    def __init__(self, setup: RunSetup, optimizer: AdamW, *, is_tracing: bool) -> None:
+    def __init__(
+        self, setup: RunSetup, optimizer: AdamW, buffers: ModelBuffers, *, is_tracing: bool
+    ) -> None:
         """Called by `attach`."""
-        self._setup, self.optimizer = setup, optimizer
+        self._setup, self.optimizer, self._buffers = setup, optimizer, buffers
         self.model, self.device = setup.model, setup.device
         self._counters = RunCounters(scale=LossScale() if setup.dtype is torch.float16 else None)
         self._recorder = Recorder(is_on=is_tracing, capacity_spans=_NUM_TRACED_SPANS)
@@ -55,9 +57,9 @@ class Engine:
         self._prediction: SimulatedStep | None = None
         self._life = EngineLife()
         self._is_settled = True
-        manifest = setup.store.sealed
-        if manifest is not None and COUNTERS_KEY in manifest.metadata:
-            self._counters.take(manifest.metadata[COUNTERS_KEY])
+        counted = sealed_counters(setup.store.sealed)
+        if counted is not None:
+            self._counters.take(counted)
 
     # What a user does --------------------------------------------------------------------------
 
@@ -152,7 +154,9 @@ class Engine:
         self.synchronize()
         self._setup.store.seal(
             step=self._counters.num_steps,
-            metadata={COUNTERS_KEY: self.counters, "user": dict(metadata or {})},
+            metadata=seal_metadata(
+                counters=self.counters, buffers=self.buffers, user=metadata or {}
+            ),
         )
 
     def close(self, *, should_delete: bool = False) -> None:
@@ -169,76 +173,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # What a user asks --------------------------------------------------------------------------
-
-    @property
-    def run_id(self) -> str:
-        """Names the run's directories on the SSDs; `attach(run=...)` takes it up again."""
-        return self._setup.run.run_id
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps taken, skipped ones included."""
-        return self._counters.num_steps
-
-    @property
-    def counters(self) -> dict[str, Any]:
-        """What a copy of the states needs besides them: `attach(counters=...)` takes it."""
-        return self._counters.to_json()
-
-    @property
-    def sealed(self) -> Sealed | None:
-        """The last resume point."""
-        manifest = self._setup.store.sealed
-        if manifest is None:
-            return None
-        return Sealed(step=manifest.step, metadata=manifest.metadata.get("user", {}))
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan in use; None before the first step."""
-        return self._running.planned.plan if self._running is not None else None
-
-    @property
-    def prediction(self) -> SimulatedStep | None:
-        """What the simulator says a step of this plan takes; None before the first step."""
-        if self._prediction is None and self._running is not None:
-            self._prediction = self._running.predict()
-        return self._prediction
-
-    @property
-    def is_rehearsing(self) -> bool:
-        """Whether a loss function is called only to count its draws; its result is thrown away."""
-        return self._running is not None and self._running.model.is_learning_draws
-
-    @property
-    def store(self) -> StateStore:
-        """The states."""
-        return self._setup.store
-
-    @property
-    def written_bytes(self) -> int:
-        """Written to the SSDs since the engine was attached: first states, steps, seals."""
-        return self._setup.written_bytes
-
-    @property
-    def ram_peak_bytes(self) -> int:
-        """Most main memory held at once by buffers and resident states."""
-        buffers = self._running.host.peak_bytes if self._running is not None else 0
-        return buffers + self.store.ram_peak_bytes
-
-    def trace(self) -> Trace:
-        """What the lanes did so far (the newest spans), if the engine was attached to trace."""
-        plan = self.plan
-        return self._recorder.trace(
-            f"{plan.policy if plan else 'no plan'} on {self._setup.device.name}",
-            budgets_bytes=dict(plan.ledger.budgets) if plan else None,
-        )
-
-    def predicted_trace(self) -> Trace | None:
-        """The same lanes and tasks as the simulator sees them; None before the first step."""
-        return self._running.predicted_trace() if self._running is not None else None
 
     # A step ------------------------------------------------------------------------------------
 

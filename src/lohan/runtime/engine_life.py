@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from lohan.errors import CheckpointError, ScheduleError
-from lohan.runtime.results import Sealed
+from lohan.runtime.seal_metadata import Sealed
 
 
 class EngineLife:

@@ -60,10 +60,21 @@ class SkippedValues:
         *,
         is_skipped: bool,
     ) -> None:
-        """An operator has made these tensors, or changed them in place; views are neither."""
+        """An operator has made these tensors, or changed them in place; views are neither.
+
+        Memory that is older than the block (a buffer) has no operator that made it: what is written
+        there from skipped values is as little there as they are.
+        """
+        given = tensors_in((args, kwargs))
         memory = {storage_key(tensor) for tensor in tensors_in(result)}
         if not func._schema.is_mutable:
-            memory -= {storage_key(tensor) for tensor in tensors_in((args, kwargs))}
+            memory -= {storage_key(tensor) for tensor in given}
+        elif not is_skipped:
+            memory = {storage_key(tensor) for tensor in changed_in_place(func, args, kwargs)}
+            read = {storage_key(tensor) for tensor in given} - memory
+            is_skipped = bool(read & self._memory)
+            if not is_skipped:
+                return  # of a view, the rest of the memory is as it was
         if is_skipped:
             self._memory |= memory
         else:

@@ -67,14 +67,6 @@ class StepResult:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed:
-    """The last resume point."""
-
-    step: int
-    metadata: Mapping[str, Any]
-
-
 @dataclass(slots=True, kw_only=True)
 class RunCounters:
     """What lasts from step to step and is sealed with the states."""

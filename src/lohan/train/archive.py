@@ -1,6 +1,7 @@
-"""A complete copy of the states in a checkpoint folder: fp32 masters and both moments.
+"""A complete copy of the states in a checkpoint folder: fp32 masters, both moments, buffers.
 
-Owns the files in `states/`: safetensors shards, and an index with a checksum of each, written last.
+Owns the files in `states/`: safetensors shards, the model's buffers as in a seal, and an index with
+a checksum of each, written last.
 They are written and read one tensor at a time. Called by `saving`; the model beside them is
 written by `export_hf`.
 """
@@ -22,6 +23,7 @@ from lohan.train.safetensors_stream import ShardWriter, read_tensor
 from lohan.units import GB
 
 INDEX_NAME = "index.json"
+BUFFERS_NAME = "buffers.json"
 VERSION = 1
 _SHARD_BYTES = 5 * GB
 _HASH_BYTES = 1 << 20
@@ -63,7 +65,9 @@ def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathli
             )
         for writer in writers:
             writer.finish()
-    found = {writer.path.name: _hash(writer.path) for writer in writers}
+    write_json(folder / BUFFERS_NAME, engine.buffers)
+    paths = [*(writer.path for writer in writers), folder / BUFFERS_NAME]
+    found = {path.name: _hash(path) for path in paths}
     index = {"version": VERSION, "files": found, "counters": dict(engine.counters)}
     write_json(folder / INDEX_NAME, index)
 
@@ -127,6 +131,15 @@ class ArchivedMoments:
 def read_counters(folder: pathlib.Path) -> dict[str, Any]:
     """The engine's own counters when the copy was made."""
     found = _index(folder)["counters"]
+    assert isinstance(found, dict)
+    return found
+
+
+def read_buffers(folder: pathlib.Path) -> dict[str, Any]:
+    """The model's buffers when the copy was made; none in copies of older releases."""
+    if BUFFERS_NAME not in _index(folder)["files"]:
+        return {}
+    found = json.loads((folder / BUFFERS_NAME).read_text(encoding="utf-8"))
     assert isinstance(found, dict)
     return found
 

@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ def export_model(
     tensors: Iterable[tuple[str, torch.Tensor]],
     out: Path,
     *,
+    buffers: Mapping[str, torch.Tensor] | None = None,
     dtype: torch.dtype = torch.bfloat16,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     tokenizer: Any = None,
@@ -62,8 +63,8 @@ def export_model(
     Args:
         source: the model training started from; or, for one that was made in this process, the
             transformers module or its configuration.
-        tensors: every parameter once, by the name it is trained under, in any order; persistent
-            buffers may come too, else they are those of the source.
+        tensors: every parameter once, by the name it is trained under, in any order.
+        buffers: persistent buffers that training changed; the others are those of the source.
         out: a directory that is not there yet, or is empty.
         dtype: bf16, fp16 or fp32; rounded to nearest even.
         tokenizer: saved instead of the source's.
@@ -96,7 +97,7 @@ def export_model(
             for name, content in shards.items():
                 writers.append(ShardWriter(partial / name, content))
                 files.callback(writers[-1].close)
-            _write_tensors(source, layout, writers, tensors, progress)
+            _write_tensors(source, layout, writers, tensors, buffers or {}, progress)
             for writer in writers:
                 writer.finish()
         if len(shards) > 1:
@@ -200,6 +201,7 @@ def _write_tensors(
     layout: ExportLayout,
     writers: list[ShardWriter],
     tensors: Iterable[tuple[str, torch.Tensor]],
+    buffers: Mapping[str, torch.Tensor],
     progress: Callable[[int, int], None] | None,
 ) -> None:
     intake = _Intake(layout, writers)
@@ -209,6 +211,10 @@ def _write_tensors(
         del tensor
         if progress is not None:
             progress(intake.written_bytes, total_bytes)
+    for name, buffer in buffers.items():
+        # A buffer that the source has no place for is one its model can do without.
+        if name in intake.missing:
+            intake.take(name, buffer.detach().cpu())
     parameters = source.parameters
     if any(name not in parameters for name in intake.missing):
         for name, buffer in _buffers(source):

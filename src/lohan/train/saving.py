@@ -19,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 import lohan
 from lohan.errors import CheckpointError, ConfigError, LohanError
+from lohan.runtime.model_buffers import changed_buffers
 from lohan.train import archive, resume_point
 from lohan.train.attaching import attach_engine
 from lohan.train.data_hash import hash_rows
@@ -142,14 +143,14 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         if run is None:
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
-        weights = moments = counters = None
+        weights = moments = counters = buffers = None
         if run is None and self._archive_to_load is None:
             weights = self.first_weights()
         if self._archive_to_load is not None:
             states = self._archive_to_load / resume_point.STATES_FOLDER
             archive.check_states(states)
             weights, moments = archive.read_masters(states), archive.ArchivedMoments(states)
-            counters = archive.read_counters(states)
+            counters, buffers = archive.read_counters(states), archive.read_buffers(states)
         ssd = self.offload.ssd if run is None else self._places_of(run)
         self._engine = attach_engine(
             self.model,
@@ -160,6 +161,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             weights=weights,
             moments=moments,
             counters=counters,
+            buffers=buffers,
             largest_step=self.largest_step(),
             write_limit=write_limit_of(self),
             progress=self.tell,
@@ -393,6 +395,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             self.source if self.source is not None else self.model.config,
             self.engine.weights(),
             folder,
+            buffers=changed_buffers(self.engine.buffers),
             dtype=self.compute_dtype(),
             tokenizer=self.processing_class,
             should_merge=True,

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from lohan.errors import CheckpointError, ConfigError
+from lohan.runtime.model_buffers import changed_buffers
+from lohan.runtime.seal_metadata import sealed_buffers
 from lohan.ssd import RunDirectories, choose_engine
 from lohan.ssd.storage_errors import storage_error
 from lohan.store import ComputeFormat, Manifest, StateStore, open_states
@@ -160,6 +162,7 @@ def export_run(
                 source,
                 masters,
                 out,
+                buffers=changed_buffers(sealed_buffers(store.sealed)),
                 dtype=dtype or compute_dtype,
                 max_shard_bytes=max_shard_bytes,
                 progress=progress,

@@ -173,7 +173,8 @@ def test_a_model_with_a_buffer_is_exported_with_it(tmp_path: pathlib.Path) -> No
     assert after.dtype is torch.float32
     assert torch.equal(after, tensors["final_logits_bias"])
     changed = torch.zeros(1, 61)
-    export_model(source, [*source.tensors(), ("final_logits_bias", changed)], tmp_path / "changed")
+    buffers = {"final_logits_bias": changed, "not_of_the_files": changed}
+    export_model(source, source.tensors(), tmp_path / "changed", buffers=buffers)
     assert torch.equal(stored_tensors(tmp_path / "changed")["final_logits_bias"], changed)
 
 

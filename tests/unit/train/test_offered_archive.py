@@ -21,6 +21,7 @@ DAMAGED = Corrupt("states changed", why="a drive did it", remedy="check the driv
 class OneTensor:
     def __init__(self) -> None:
         self.counters = {"num_steps": 1}
+        self.buffers: dict[str, object] = {}
 
     def weights(self) -> list[tuple[str, torch.Tensor]]:
         return [("w", torch.ones(8))]

@@ -1,0 +1,98 @@
+"""What an engine can be asked between steps: counts, plan, seal, memory, traces.
+
+Owns no work: nothing here changes anything but the prediction, which is made when first asked for.
+The engine is made of this and of what it does.
+"""
+
+from typing import Any
+
+from lohan.plan.plan import Plan
+from lohan.runtime.model_buffers import ModelBuffers
+from lohan.runtime.results import RunCounters
+from lohan.runtime.run_setup import RunSetup
+from lohan.runtime.running import RunningPlan
+from lohan.runtime.seal_metadata import Sealed
+from lohan.simulate import SimulatedStep
+from lohan.store import StateStore
+from lohan.trace import Recorder, Trace
+
+
+class EngineAnswers:
+    """The read-only side of an engine."""
+
+    _setup: RunSetup
+    _counters: RunCounters
+    _buffers: ModelBuffers
+    _running: RunningPlan | None
+    _prediction: SimulatedStep | None
+    _recorder: Recorder
+
+    @property
+    def run_id(self) -> str:
+        """Names the run's directories on the SSDs; `attach(run=...)` takes it up again."""
+        return self._setup.run.run_id
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken, skipped ones included."""
+        return self._counters.num_steps
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """What a copy of the states needs besides them: `attach(counters=...)` takes it."""
+        return self._counters.to_json()
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """The model's persistent buffers for such a copy: `attach(buffers=...)` takes it."""
+        return self._buffers.to_json()
+
+    @property
+    def sealed(self) -> Sealed | None:
+        """The last resume point."""
+        return Sealed.of(self._setup.store.sealed)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use; None before the first step."""
+        return self._running.planned.plan if self._running is not None else None
+
+    @property
+    def prediction(self) -> SimulatedStep | None:
+        """What the simulator says a step of this plan takes; None before the first step."""
+        if self._prediction is None and self._running is not None:
+            self._prediction = self._running.predict()
+        return self._prediction
+
+    @property
+    def is_rehearsing(self) -> bool:
+        """Whether a loss function is called only to count its draws; its result is thrown away."""
+        return self._running is not None and self._running.model.is_learning_draws
+
+    @property
+    def store(self) -> StateStore:
+        """The states."""
+        return self._setup.store
+
+    @property
+    def written_bytes(self) -> int:
+        """Written to the SSDs since the engine was attached: first states, steps, seals."""
+        return self._setup.written_bytes
+
+    @property
+    def ram_peak_bytes(self) -> int:
+        """Most main memory held at once by buffers and resident states."""
+        buffers = self._running.host.peak_bytes if self._running is not None else 0
+        return buffers + self.store.ram_peak_bytes
+
+    def trace(self) -> Trace:
+        """What the lanes did so far (the newest spans), if the engine was attached to trace."""
+        plan = self.plan
+        return self._recorder.trace(
+            f"{plan.policy if plan else 'no plan'} on {self._setup.device.name}",
+            budgets_bytes=dict(plan.ledger.budgets) if plan else None,
+        )
+
+    def predicted_trace(self) -> Trace | None:
+        """The same lanes and tasks as the simulator sees them; None before the first step."""
+        return self._running.predicted_trace() if self._running is not None else None
