@@ -104,6 +104,20 @@ def check_states(folder: pathlib.Path) -> None:
             )
 
 
+def read_copy(folder: pathlib.Path) -> dict[str, Any]:
+    """What `lohan.attach` takes to go on from a copy: weights, moments, counters, buffers.
+
+    Raises as `check_states`, which comes first. May block: yes.
+    """
+    check_states(folder)
+    return {
+        "weights": read_masters(folder),
+        "moments": ArchivedMoments(folder),
+        "counters": read_counters(folder),
+        "buffers": read_buffers(folder),
+    }
+
+
 def read_masters(folder: pathlib.Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The fp32 masters of a copy, one at a time."""
     for stored in _stored(folder, _MASTERS):

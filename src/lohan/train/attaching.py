@@ -19,13 +19,13 @@ def attach_engine(
     offload: OffloadConfig,
     ssd: Sequence[str],
     run: str | None,
-    weights: Iterable[tuple[str, torch.Tensor]] | None,
-    moments: Moments | None,
-    counters: Mapping[str, Any] | None,
-    buffers: Mapping[str, Any] | None,
     largest_step: Sequence[Any] | None,
     write_limit: WriteLimit | None,
     progress: Callable[[str], None] | None,
+    weights: Iterable[tuple[str, torch.Tensor]] | None = None,
+    moments: Moments | None = None,
+    counters: Mapping[str, Any] | None = None,
+    buffers: Mapping[str, Any] | None = None,
 ) -> Any:
     """Attach the engine to a model; see `lohan.attach`."""
     return lohan.attach(

@@ -143,14 +143,11 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         if run is None:
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
-        weights = moments = counters = buffers = None
-        if run is None and self._archive_to_load is None:
-            weights = self.first_weights()
+        first: dict[str, Any] = {}
         if self._archive_to_load is not None:
-            states = self._archive_to_load / resume_point.STATES_FOLDER
-            archive.check_states(states)
-            weights, moments = archive.read_masters(states), archive.ArchivedMoments(states)
-            counters, buffers = archive.read_counters(states), archive.read_buffers(states)
+            first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)
+        elif run is None:
+            first["weights"] = self.first_weights()
         ssd = self.offload.ssd if run is None else self._places_of(run)
         self._engine = attach_engine(
             self.model,
@@ -158,13 +155,10 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             offload=self.offload,
             ssd=ssd,
             run=None if run is None else run.run_id,
-            weights=weights,
-            moments=moments,
-            counters=counters,
-            buffers=buffers,
             largest_step=self.largest_step(),
             write_limit=write_limit_of(self),
             progress=self.tell,
+            **first,
         )
         RunRecord(run_id=self._engine.run_id, ssd=tuple(ssd)).write(self.out)
 
