@@ -131,7 +131,10 @@ def main() -> None:
     enter("evaluate")
     evaluated = engine.evaluate(batches_of(settings, 99))
     enter("weights")
-    total = sum(master.sum(dtype=torch.float64).item() for _, master in engine.weights())
+    total = 0.0
+    for _, master in engine.weights():
+        total += master.sum(dtype=torch.float64).item()
+        del master
     run, states = engine.run_id, engine.store.layout.slot_bytes()
     buffers, plan = engine.ram_peak_bytes, engine.plan
     assert plan is not None

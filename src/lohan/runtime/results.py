@@ -118,7 +118,9 @@ def of_one_step(items: Iterator[ItemT], num_steps: Callable[[], int]) -> Iterato
     """
     before = num_steps()
     for item in items:
-        yield item
+        given = [item]
+        del item  # not held while the next one is made
+        yield given.pop()
         if num_steps() != before:
             raise ScheduleError(
                 f"step {num_steps()} was taken while the states of step {before} were being read",

@@ -21,33 +21,48 @@ if TYPE_CHECKING:
 
 
 def read_masters(store: "StateStore", scratch: Buffer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and fp32 master of every tensor, block by block. May block: yes."""
-    is_split = store.layout.master_format is MasterFormat.SPLIT
-    trainable = (Part.P16, Part.LO16, Part.V32) if is_split else (Part.P32,)
+    """Name and fp32 master of every tensor, block by block. May block: yes.
+
+    None is held here once it is given away: whoever lets go of it needs no room for two.
+    """
     for number, block in enumerate(store.layout.blocks):
         for place in block.places:
-            parts = trainable if place.entry.is_trainable else (Part.FROZEN16,)
-            master = _empty(place.entry.num_parameters)
-            for pieces, target in _pieces(store, BlockId(number), place, parts, scratch, [master]):
-                _rebuild(store.layout.compute_format, pieces, target[0])
-            yield place.entry.name, master.view(place.entry.shape)
+            yield place.entry.name, _master(store, BlockId(number), place, scratch)
 
 
 def read_moments(
     store: "StateStore", scratch: Buffer
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Name, m and v of every trainable tensor; v without the tie in its sign. May block: yes."""
+    """Name, m and v of every trainable tensor; v without the tie in its sign. May block: yes.
+
+    Not held either.
+    """
     for number, block in enumerate(store.layout.blocks):
         for place in block.places:
-            if not place.entry.is_trainable:
-                continue
-            count = place.entry.num_parameters
-            m, v = _empty(count), _empty(count)
-            parts = (Part.M32, Part.V32)
-            for pieces, targets in _pieces(store, BlockId(number), place, parts, scratch, [m, v]):
-                targets[0].copy_(pieces[0])
-                targets[1].copy_(pieces[1].abs())
-            yield place.entry.name, m.view(place.entry.shape), v.view(place.entry.shape)
+            if place.entry.is_trainable:
+                yield place.entry.name, *_moments(store, BlockId(number), place, scratch)
+
+
+def _master(
+    store: "StateStore", block: BlockId, place: TensorPlace, scratch: Buffer
+) -> torch.Tensor:
+    is_split = store.layout.master_format is MasterFormat.SPLIT
+    trainable = (Part.P16, Part.LO16, Part.V32) if is_split else (Part.P32,)
+    parts = trainable if place.entry.is_trainable else (Part.FROZEN16,)
+    master = _empty(place.entry.num_parameters)
+    for pieces, target in _pieces(store, block, place, parts, scratch, [master]):
+        _rebuild(store.layout.compute_format, pieces, target[0])
+    return master.view(place.entry.shape)
+
+
+def _moments(
+    store: "StateStore", block: BlockId, place: TensorPlace, scratch: Buffer
+) -> tuple[torch.Tensor, torch.Tensor]:
+    m, v = (_empty(place.entry.num_parameters) for _ in range(2))
+    for pieces, targets in _pieces(store, block, place, (Part.M32, Part.V32), scratch, [m, v]):
+        targets[0].copy_(pieces[0])
+        torch.abs(pieces[1], out=targets[1])
+    return m.view(place.entry.shape), v.view(place.entry.shape)
 
 
 def _empty(count: int) -> torch.Tensor:

@@ -56,6 +56,7 @@ def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathli
         for kind, name, tensor in _states_of(engine):
             writer, place = places.pop((kind, name))
             writer.write(place, tensor)
+            del tensor  # no room for two
         if places:
             kind, name = next(iter(places))
             raise CheckpointError(
@@ -73,11 +74,11 @@ def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathli
 
 
 def _states_of(engine: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
-    for name, master in engine.weights():
-        yield _MASTERS, name, master
-    for name, mean, square in engine.moments():
-        yield _MEANS, name, mean
-        yield _SQUARES, name, square
+    for name, *masters in engine.weights():
+        yield _MASTERS, name, masters.pop()
+    for name, *moments in engine.moments():
+        yield _MEANS, name, moments.pop(0)
+        yield _SQUARES, name, moments.pop()
 
 
 def check_states(folder: pathlib.Path) -> None:

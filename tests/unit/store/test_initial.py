@@ -1,6 +1,7 @@
 """Filling a store from tensors, and getting masters and moments back."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -190,3 +191,14 @@ def test_moments_that_cannot_be_meant_are_refused(tmp_path, engine, moment, word
         with pytest.raises(ConfigError, match=words):
             store.fill([("w", torch.ones(3))], moments=lambda _: (torch.zeros(3), moment))
         store.fill([("w", torch.ones(3))])
+
+
+def test_tensors_are_not_held_by_the_store_once_given_away(tmp_path, engine) -> None:
+    layout = small_layout()
+    with created(make_directories(tmp_path, 1), layout, engine, {}) as store:
+        store.fill(random_tensors(layout).items())
+        for found in (store.masters(), store.moments()):
+            for _, *tensors in found:
+                memory = [weakref.ref(tensor._base) for tensor in tensors]
+                del tensors
+                assert all(one() is None for one in memory)
