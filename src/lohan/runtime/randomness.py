@@ -15,6 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.errors import ScheduleError
+from lohan.runtime.host_randomness import HostDraw, HostState, draws_between
+
+RandomState = tuple[Any, ...]
+"""Python's and numpy's generators, the CPU's, its device's."""
 
 
 class DrawsUnknown(ScheduleError):
@@ -22,26 +26,36 @@ class DrawsUnknown(ScheduleError):
 
 
 class Generators:
-    """The default random generators a forward draws from: the CPU's and its device's."""
+    """The global random generators a forward draws from: Python's and numpy's, torch's for the CPU
+    and its device."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
 
-    def state(self) -> tuple[torch.Tensor, ...]:
+    def state(self) -> RandomState:
         """A copy of the states."""
         others = (torch.get_device_module(device).get_rng_state(device) for device in self._devices)
-        return (torch.get_rng_state(), *others)
+        return (HostState.now(), torch.get_rng_state(), *others)
 
-    def set_state(self, state: tuple[torch.Tensor, ...]) -> None:
+    def set_state(self, state: RandomState) -> None:
         """Continue from these states."""
-        torch.set_rng_state(state[0])
-        for device, own in zip(self._devices, state[1:], strict=True):
+        host, cpu, *others = state
+        host.put_back()
+        torch.set_rng_state(cpu)
+        for device, own in zip(self._devices, others, strict=True):
             torch.get_device_module(device).set_rng_state(own, device)
 
 
-def same_state(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> bool:
+def same_state(one: RandomState, other: RandomState) -> bool:
     """Whether two states give the same random numbers."""
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one[0] == other[0]) and all(
+        torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True)
+    )
+
+
+def host_draws(before: RandomState, after: RandomState) -> "list[Draw | HostDraw | None]":
+    """What was drawn from Python's and numpy's generators between two states."""
+    return list(draws_between(before[0], after[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ _READS_VALUES = (
 class DrawRecorder(TorchDispatchMode):
     """Notes every operator that draws from a default generator."""
 
-    def __init__(self, draws: list[Draw | None]) -> None:
+    def __init__(self, draws: list[Draw | HostDraw | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
 
@@ -128,11 +142,11 @@ class DrawLedger:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Draw, ...]] = {}
+        self._known: dict[Hashable, tuple[Draw | HostDraw, ...]] = {}
         self.has_draws: dict[Hashable, bool] = {}
         """By setting, whether any batch was found to draw; none before one was looked at."""
 
-    def learn(self, signature: Hashable, draws: Sequence[Draw | None]) -> None:
+    def learn(self, signature: Hashable, draws: Sequence[Draw | HostDraw | None]) -> None:
         """Remember draws, unless one of them cannot be predicted."""
         noted = tuple(draw for draw in draws if draw is not None)
         if len(noted) == len(draws):

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten
 from lohan.errors import ConfigError, ScheduleError
 from lohan.model.trace_ops import is_counted, storage_key, tensors_in
 from lohan.runtime.operator_rules import SkippedValues, changed_in_place, reason_not_to_store
-from lohan.runtime.randomness import Generators
+from lohan.runtime.randomness import Generators, RandomState
 from lohan.vocabulary import BlockId
 
 ENTRY_ORDINAL = -1
@@ -158,7 +158,7 @@ class _Noted:
     outputs: list[Any]
     """By leaf of the result: a key in the store, a shape to make, or a plain value."""
     put_together: Callable[[list[Any]], Any]
-    random_state: tuple[torch.Tensor, ...] | None
+    random_state: RandomState | None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from lohan.model.inputs import inputs_for
 from lohan.model.shape import ModelShape
 from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
 from lohan.model.trace_ops import tensors_in
+from lohan.runtime.host_randomness import host_state_kept
 from lohan.runtime.segments.ambient import memory_features_off
 
 _SMALLEST_SIZES = (2, 16)
@@ -121,7 +122,7 @@ class TracedModel:
         else:
             self._make_inputs, is_fixed = inputs_for(model, dtype)
             small = (2, 0) if is_fixed else _SMALLEST_SIZES
-        with memory_features_off(model):
+        with memory_features_off(model), host_state_kept():
             self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
         self._model = model
 
@@ -134,7 +135,7 @@ class TracedModel:
         # A padded one stands for the others too: its masks come on top of what they need.
         example = next((batch for batch in batches if _is_padded(batch)), batches[0])
         is_known = not isinstance(example, Mapping)
-        with memory_features_off(self._model):
+        with memory_features_off(self._model), host_state_kept():
             shape, run = shape_at(
                 self._traceable,
                 self._make_inputs if is_known else _like(example, is_padded=sizes.is_padded),

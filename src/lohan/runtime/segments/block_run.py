@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from lohan.errors import ConfigError
-from lohan.runtime.randomness import Generators, same_state
+from lohan.runtime.randomness import Generators, RandomState, same_state
 from lohan.runtime.segments.ambient import Ambient
 from lohan.runtime.segments.changing_buffers import ChangingBuffers
 from lohan.runtime.segments.cuts import (
@@ -79,7 +79,7 @@ class BlockVisit:
     spec: TreeSpec
     exits: list[Edge | None]
     """For each output leaf where its gradient waits; None for those without one."""
-    random_state: tuple[torch.Tensor, ...] | None
+    random_state: RandomState | None
     """State before the forward, if it drew random numbers."""
     record: ForwardRecord | None
     buffers: dict[str, torch.Tensor]

@@ -15,7 +15,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.errors import ConfigError
-from lohan.runtime.randomness import Draw, DrawRecorder
+from lohan.runtime.host_randomness import HostDraw
+from lohan.runtime.randomness import Draw, DrawRecorder, RandomState
 from lohan.runtime.segments.ambient import Ambient
 from lohan.runtime.segments.baton import Strand
 from lohan.runtime.segments.block_run import BlockCall, BlockVisit, EntryKeys
@@ -49,9 +50,11 @@ class MicroBatch:
         self.keys = EntryKeys()
         self.visits: dict[BlockId, BlockVisit] = {}
         self.pending = PendingGradients()
-        self.draws: list[Draw | None] = []
-        self.random_state: tuple[torch.Tensor, ...] = ()
-        self.random_state_expected: tuple[torch.Tensor, ...] | None = None
+        self.draws: list[Draw | HostDraw | None] = []
+        self.random_state: RandomState = ()
+        self.random_state_first: RandomState = ()
+        """State at the start of its forward."""
+        self.random_state_expected: RandomState | None = None
         """State at the end of its forward, from which the next micro-batch already started."""
 
     def _body(self, ask: Callable[[BlockCall], Any]) -> torch.Tensor:

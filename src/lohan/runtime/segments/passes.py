@@ -18,6 +18,7 @@ from lohan.runtime.randomness import (
     DrawRecorder,
     DrawsUnknown,
     Generators,
+    host_draws,
     same_state,
 )
 from lohan.runtime.segments.block_run import BlockRunner
@@ -165,7 +166,7 @@ class Passes:
     def _predict_random_states(self) -> None:
         state = self._generators.state()
         for micro_batch, signature in zip(self._micro_batches, self._signatures, strict=True):
-            micro_batch.random_state = state
+            micro_batch.random_state = micro_batch.random_state_first = state
             is_last = micro_batch is self._micro_batches[-1]
             if self._order is ForwardOrder.LAYER_MAJOR and not is_last:
                 self._generators.set_state(state)
@@ -184,9 +185,11 @@ class Passes:
         if expected is not None and not same_state(micro_batch.random_state, expected):
             self._refuse_draws(micro_batch)
         if self._order is ForwardOrder.MICRO_BATCH_MAJOR:
-            self._ledger.learn(self._signatures[micro_batch.index], micro_batch.draws)
+            drawn = host_draws(micro_batch.random_state_first, micro_batch.random_state)
+            signature = self._signatures[micro_batch.index]
+            self._ledger.learn(signature, [*micro_batch.draws, *drawn])
             for later in self._micro_batches[micro_batch.index + 1 :]:
-                later.random_state = micro_batch.random_state
+                later.random_state = later.random_state_first = micro_batch.random_state
 
     def _refuse_draws(self, micro_batch: MicroBatch) -> None:
         self._ledger.forget(self._signatures[micro_batch.index])
