@@ -14,6 +14,8 @@ from torch import nn
 
 from lohan.errors import ConfigError
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
@@ -78,6 +80,9 @@ def make_skeleton(
         for name, value in list(slots.items()):
             if isinstance(value, torch.Tensor):
                 slots[name] = fake(value)
+            elif name in _HOOKS:
+                # A hook the original gets later need not run on fake tensors.
+                slots[name] = copy.copy(value)
         slots["_parameters"] = {
             name: None if parameter is None else fake_parameter(parameter)
             for name, parameter in alike.get(id(original), original)._parameters.items()

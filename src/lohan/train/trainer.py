@@ -25,9 +25,11 @@ from lohan.train.arguments import refuse_unsupported, without_effect
 from lohan.train.engine_optimizer import SteppedByEngine
 from lohan.train.evaluation import GroupedBatches, Prediction
 from lohan.train.longest import longest_rows
+from lohan.train.named_model import make_named, open_named
 from lohan.train.offload import OffloadConfig, read_offload
+from lohan.train.one_forward import OneForward, refuse_second_draws
 from lohan.train.saving import SavingMixin
-from lohan.train.source import ModelSource, open_source
+from lohan.train.source import ModelSource
 
 # Methods of transformers' Trainer that are overridden here and in `saving`. If a release renames
 # one, ours would silently not be called.
@@ -87,9 +89,9 @@ class OffloadMixin(SavingMixin):
         if isinstance(model, ModelSource):
             self.source = model
         elif isinstance(model, str | os.PathLike):
-            self.source = _open_source(os.fspath(model), args)
+            self.source = open_named(os.fspath(model), args)
         if self.source is not None:
-            model = _made_model(self.source, args)
+            model = make_named(self.source, args)
         self._prepare_saving()
         self._micro_batches: list[Any] = []
         self._losses: list[float] = []
@@ -312,41 +314,6 @@ class OffloadMixin(SavingMixin):
         ]
 
 
-def _open_source(model: str, args: Any) -> ModelSource:
-    """Open a model by name with what the arguments say about it."""
-    settings = dict(getattr(args, "model_init_kwargs", None) or {})
-    return open_source(
-        model,
-        revision=settings.get("revision"),
-        trust_remote_code=bool(getattr(args, "trust_remote_code", False)),
-        dtype=torch.float16 if getattr(args, "fp16", False) else torch.bfloat16,
-    )
-
-
-def _made_model(source: ModelSource, args: Any) -> Any:
-    """The model of a source. Of `model_init_kwargs` what concerns its code is honoured.
-
-    Raises:
-        ConfigError: another keyword is given.
-    """
-    settings = dict(getattr(args, "model_init_kwargs", None) or {})
-    attention = settings.pop("attn_implementation", None)
-    settings.pop("revision", None)
-    if settings:
-        raise ConfigError(
-            f"model_init_kwargs has {', '.join(settings)}",
-            why="weights are streamed to the SSDs, so only the model's code can be set",
-            remedy="leave all but revision and attn_implementation out",
-        )
-    model = source.make_model()
-    if attention is not None:
-        model.set_attn_implementation(attention)  # type: ignore[operator]
-    if args is not None:
-        # TRL would warn that they are ignored.
-        args.model_init_kwargs = None
-    return model
-
-
 def _each_once(
     tensors: list[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -362,6 +329,25 @@ class Trainer(OffloadMixin, transformers.Trainer):
 
 class SFTTrainer(OffloadMixin, trl.SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer; takes `offload` besides its own arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._one_forward = OneForward(self.model)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """The engine's; what draws twice in TRL is refused before it starts."""
+        for setting, value in (
+            ("compute_loss_func", self.compute_loss_func),
+            ("label_smoothing_factor", self.args.label_smoothing_factor),
+        ):
+            if value:
+                refuse_second_draws(self.model, setting)
+        return super().create_optimizer(model)
+
+    def compute_loss(self, model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
+        """TRL's loss; where it calls the model twice, the blocks run once."""
+        with self._one_forward.per_loss():
+            return super().compute_loss(model, inputs, *more, **kwargs)
 
     @contextlib.contextmanager
     def _without_metrics(self) -> Iterator[None]:
