@@ -1,6 +1,6 @@
 """Peak memory of a training process, measured from outside, against the budget it was given.
 
-The bare process has imported everything, has run a step of a tiny model, and has the model on meta;
+The bare process has imported everything, has run a step of one layer, and has the model on meta;
 what it takes beyond that is the engine's. On the cpu device the budget holds the GPU tier too.
 """
 
@@ -12,7 +12,7 @@ from lohan.units import MIB, parse_bytes
 from support.offloaded_run import Settings
 from support.watched_runs import Watched, watch
 
-RAM = "72MiB"
+RAM = "104MiB"
 TRAINING = ("attach", "first step", "steps", "seal", "evaluate")
 
 
@@ -27,13 +27,13 @@ def test_peak_ram_keeps_to_the_budget_and_is_flat_in_the_number_of_layers(tmp_pa
                 batch=1,
                 sequence=64,
                 ram=RAM,
-                should_resume=layers == 8,
+                should_resume=layers == 12,
             )
         )
         assert not watched.error, watched.error
         return watched
 
-    short, long = run(4), run(8)
+    short, long = run(6), run(12)
     budget = parse_bytes(RAM)
     for watched in (short, long):
         peaks = {phase: watched.peaks[phase] for phase in TRAINING}
@@ -42,5 +42,7 @@ def test_peak_ram_keeps_to_the_budget_and_is_flat_in_the_number_of_layers(tmp_pa
     # The states of the longer model: five times the budget and more.
     assert long.facts["states_bytes"] >= 5 * budget
     assert long.facts["states_bytes"] > 1.8 * short.facts["states_bytes"]
-    # 200 MB of states more; what grows is a few Python objects per task of a layer.
-    assert long.peaks["steps"] - short.peaks["steps"] <= 8 * MIB
+    # 300 MB of states more. Plans may use the budget differently; beside buffers, what grows is the
+    # tasks of schedules as Python objects, about 1 MiB a layer while plans are compared.
+    beside = [watched.peaks["steps"] - watched.facts["buffers_bytes"] for watched in (short, long)]
+    assert beside[1] - beside[0] <= 12 * MIB

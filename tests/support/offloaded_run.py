@@ -7,10 +7,11 @@ measure the memory of each phase from outside (`support.watched_runs`). Ends wit
 what the run was made of.
 """
 
+import ctypes
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,27 @@ def enter(phase: str, **facts: Any) -> None:
     sys.stdin.readline()
 
 
-def warm_up() -> None:
-    """A step of a tiny model in memory: what torch takes once is not the engine's."""
-    tiny = Settings(directory="", layers=1, hidden=64, vocabulary=64, batch=1, sequence=8)
-    model = transformers.LlamaForCausalLM(config_of(tiny)).to(torch.bfloat16)
-    model(**batches_of(tiny, 0)[0]).loss.backward()
+def warm_up(settings: Settings) -> None:
+    """A step of one layer in memory: what torch takes once is not the engine's.
+
+    The layer has the run's own sizes: which kernels the math libraries compile, and the work space
+    they keep, depend on them and on the processor.
+    """
+    one = replace(settings, layers=1)
+    model = transformers.LlamaForCausalLM(config_of(one)).to(torch.bfloat16)
+    model(**batches_of(one, 0)[0]).loss.backward()
+    del model
+    # What is merely freed must not count as the bare process's.
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
-    warm_up()
+    warm_up(settings)
     import lohan
+    import lohan.attaching
+    import lohan.runtime.attach
     from lohan.train.source import source_of_config
     from support.small_machines import small_machine
 

@@ -13,10 +13,16 @@ from lohan.units import KIB, MIB
 
 _LEAST_SCRATCH_BYTES = 512 * KIB
 _MOST_SCRATCH_BYTES = 16 * MIB
-# Trace, plan, schedule and lanes as Python objects: measured 10 to 14 MiB on models of 4 to 60
-# blocks. Of budgets so small that this matters, a share.
-_MOST_OWN_BYTES = 16 * MIB
+# Trace, plan and lanes as Python objects, and with each block the tasks of the schedules that are
+# simulated to find a plan: measured 10 to 27 MiB on models of 4 to 60 blocks. Of budgets so small
+# that this matters, a share.
+_OWN_BYTES = 8 * MIB
+_OWN_BYTES_PER_BLOCK = MIB
 _OWN_SHARE = 4
+# Computing in main memory leaves holes between tensors (up to 9 MiB were measured), and the math
+# libraries keep work space and compiled kernels (12 MiB on a processor with AVX-512).
+_MOST_COMPUTING_BYTES = 16 * MIB
+_COMPUTING_SHARE = 8
 _MOST_DOUBLINGS = 4
 _FINEST_SHARE = 64
 """The least is found to within this part of itself."""
@@ -36,10 +42,13 @@ class Budgets:
         """What of RAM the state store reads and writes through when it does so by itself."""
         return min(_MOST_SCRATCH_BYTES, max(_LEAST_SCRATCH_BYTES, self.ram_bytes // 64))
 
-    @property
-    def reserved_bytes(self) -> int:
-        """What of RAM no plan may use: that, and what the engine's own objects take."""
-        return self.scratch_bytes + min(_MOST_OWN_BYTES, self.ram_bytes // _OWN_SHARE)
+    def reserved_bytes(self, *, num_blocks: int, computes_in_ram: bool) -> int:
+        """What of RAM no plan may use: that, and what goes beside buffers and tensors."""
+        own_bytes = min(
+            _OWN_BYTES + num_blocks * _OWN_BYTES_PER_BLOCK, self.ram_bytes // _OWN_SHARE
+        )
+        computing_bytes = min(_MOST_COMPUTING_BYTES, self.ram_bytes // _COMPUTING_SHARE)
+        return self.scratch_bytes + own_bytes + computes_in_ram * computing_bytes
 
     def written(self) -> str:
         """As the arguments of `lohan.attach`."""

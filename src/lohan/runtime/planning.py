@@ -224,7 +224,12 @@ class _Planning:
         plan = self._policy_plan(self._with_memory(1, 1))
         gpu_bytes = int(plan.ledger.total(Tier.GPU) / GPU_SHARE) + gpu_rounding_bytes(self.layout)
         ram_bytes = needed_ram_bytes(plan, self.layout) + self.held_bytes
-        return gpu_bytes, ram_bytes + Budgets(ram_bytes=ram_bytes, gpu_bytes=None).reserved_bytes
+        return gpu_bytes, ram_bytes + self._reserved(Budgets(ram_bytes=ram_bytes, gpu_bytes=None))
+
+    def _reserved(self, budgets: Budgets) -> int:
+        return budgets.reserved_bytes(
+            num_blocks=len(self.layout.blocks), computes_in_ram=self.shares_ram
+        )
 
     def _is_open(self, budgets: Budgets) -> bool:
         return self.shares_ram and budgets.gpu_bytes is None
@@ -260,7 +265,7 @@ class _Planning:
             DoesNotFit: there is none.
         """
         allowed, layout = machine.ram_bytes, self.layout
-        needed = budgets.reserved_bytes + rounding_bytes(layout)
+        needed = self._reserved(budgets) + rounding_bytes(layout)
         usable = allowed - needed
         for _ in range(4):
             if usable <= 0:
@@ -270,7 +275,7 @@ class _Planning:
             plan = self._policy_plan(offered)
             if plan.system.uses_residency:
                 plan.ledger.require_fit(f"{self.shape.name} with {plan.policy}")
-            needed = needed_ram_bytes(plan, layout) + budgets.reserved_bytes
+            needed = needed_ram_bytes(plan, layout) + self._reserved(budgets)
             if needed <= allowed or callable(self.policy) or not plan.system.uses_residency:
                 return plan
             usable -= needed - allowed

@@ -36,6 +36,10 @@ def test_budgets_are_written_as_they_are_read() -> None:
 
 def test_what_no_plan_may_use_is_a_small_part_of_any_budget() -> None:
     for ram_bytes in (4 * MIB, 64 * MIB, GIB, 64 * GIB):
-        reserved = Budgets(ram_bytes=ram_bytes, gpu_bytes=None).reserved_bytes
-        assert 0 < reserved <= ram_bytes * 3 / 8
-        assert reserved <= 32 * MIB
+        budgets = Budgets(ram_bytes=ram_bytes, gpu_bytes=None)
+        beside_gpu = budgets.reserved_bytes(num_blocks=80, computes_in_ram=False)
+        assert 0 < beside_gpu <= ram_bytes * 3 / 8
+        assert beside_gpu <= 112 * MIB
+        in_ram = budgets.reserved_bytes(num_blocks=80, computes_in_ram=True)
+        assert beside_gpu < in_ram <= ram_bytes / 2
+        assert in_ram <= 128 * MIB
