@@ -29,6 +29,7 @@ from lohan.runtime.segments.cuts import (
     is_exit,
     leaf_of,
     leave,
+    refuse_kept,
 )
 from lohan.runtime.swap_modes import (
     ENTRY_ORDINAL,
@@ -150,7 +151,7 @@ class BlockRunner:
         )
         noted = self._put_entries(leaves, micro_batch, keys) if may_have_backward else []
         entered = {
-            key: enter(tensor.detach(), _lost) if tensor.requires_grad else tensor.detach()
+            key: enter(tensor.detach(), refuse_kept) if tensor.requires_grad else tensor.detach()
             for key, tensor in entering.items()
         }
         args, kwargs = tree_unflatten([entered.get(id(leaf), leaf) for leaf in leaves], spec)
@@ -394,7 +395,3 @@ def _deliver_to(delivered: dict[Edge, torch.Tensor], edge: Edge) -> Callable[[to
         delivered[edge] = gradient
 
     return deliver
-
-
-def _lost(gradient: torch.Tensor) -> None:
-    raise AssertionError("the graph of a block's forward is never run backward")

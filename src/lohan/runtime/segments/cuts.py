@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from lohan.errors import ConfigError
+
 Edge = tuple[Node, int]
 """Where a tensor's gradient is summed: the operator that made it and which of its outputs."""
 
@@ -91,6 +93,16 @@ def is_enter(node: Node) -> bool:
 def is_exit(node: Node) -> bool:
     """Whether a node is the cut behind a block."""
     return isinstance(node, _Exit._backward_cls)
+
+
+def refuse_kept(_: torch.Tensor) -> None:
+    """A gradient has come to the forward of a block, which is over: its backward is another run."""
+    raise ConfigError(
+        "a tensor with a gradient that a block made and did not return is used outside of it",
+        why="the block is run again for its backward, and only what it returned leads there; an "
+        "attribute or a hook has carried this one out (an auxiliary loss?)",
+        remedy="return it from the block, or detach it",
+    )
 
 
 class PendingGradients:

@@ -21,6 +21,7 @@ from lohan.runtime.segments.ambient import Ambient
 from lohan.runtime.segments.baton import Strand
 from lohan.runtime.segments.block_run import BlockCall, BlockVisit, EntryKeys
 from lohan.runtime.segments.cuts import PendingGradients
+from lohan.runtime.segments.own_attributes import OwnAttributes
 from lohan.runtime.segments.rest_run import PresenceMode, weights_by_place
 from lohan.runtime.slots import Weights
 from lohan.vocabulary import BlockId
@@ -31,8 +32,14 @@ LossFunction = Callable[[torch.nn.Module, Any], torch.Tensor]
 class MicroBatch:
     """State of one micro-batch during a step."""
 
-    def __init__(self, index: int, run: Callable[["MicroBatch"], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        index: int,
+        run: Callable[["MicroBatch"], torch.Tensor],
+        attributes: OwnAttributes,
+    ) -> None:
         self.index = index
+        self.attributes = attributes
         self.strand: Strand[BlockCall, torch.Tensor] = Strand(
             self._body, name=f"lohan-micro-batch-{index}"
         )
@@ -61,12 +68,18 @@ class MicroBatch:
         """Runs on the strand's thread: the whole forward of the model."""
         self._ask = ask
         self._begin_stretch()
-        return self._run(self)
+        self.attributes.begin()
+        try:
+            return self._run(self)
+        finally:
+            self.attributes.end()
 
     def ask_for_block(self, call: BlockCall) -> Any:
         """Runs on the strand's thread; blocks until the block's outputs are there."""
         self.num_blocks_entered += 1
+        self.attributes.pause()
         outputs = self._ask(call)
+        self.attributes.begin()
         self._begin_stretch()
         return outputs
 
@@ -140,8 +153,9 @@ class BlockInterceptor:
             self._check_order(micro_batch, module)
             args, kwargs = self._without_weights(micro_batch, args, kwargs)
             ambient = Ambient.here(self._device_types)
+            noting = micro_batch.attributes.around(module, forward)
             return micro_batch.ask_for_block(
-                BlockCall(forward=forward, args=args, kwargs=kwargs, ambient=ambient)
+                BlockCall(forward=noting, args=args, kwargs=kwargs, ambient=ambient)
             )
 
         return call_block

@@ -27,6 +27,7 @@ from lohan.runtime.segments.micro_batch import (
     run_model,
     weighted_loss,
 )
+from lohan.runtime.segments.own_attributes import AttributeBook, OwnAttributes
 from lohan.runtime.segments.passes import Passes
 from lohan.runtime.segments.segment_map import SegmentMap
 from lohan.runtime.slots import ParameterSet, Weights
@@ -79,6 +80,10 @@ class SegmentedModel:
             )
             for block in segments.blocks
         }
+        # Code outside the blocks is taken to change nothing inside of them but their attributes.
+        runners = [runner.module for runner in self._runners.values()]
+        inside = {part for module in runners for part in module.modules()} - set(runners)
+        self._modules = [part for part in model.modules() if part not in inside]
         self._interceptor = BlockInterceptor(
             [block.name for block in segments.blocks],
             [runner.module for runner in self._runners.values()],
@@ -222,7 +227,8 @@ class SegmentedModel:
                 records_draws=order is ForwardOrder.MICRO_BATCH_MAJOR,
             )
 
-        return [MicroBatch(index, body) for index in range(len(losses))]
+        book = AttributeBook(self._modules, len(losses))
+        return [MicroBatch(index, body, OwnAttributes(book, index)) for index in range(len(losses))]
 
     @contextlib.contextmanager
     def _tidy(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:

@@ -1,0 +1,119 @@
+"""What micro-batches leave in the attributes of modules: each finds its own when it goes on.
+
+In plain training a model that keeps something in an attribute (`self.mask`, a block's `last_size`)
+and reads it later in the same forward finds its own value. Here the forwards of a step are
+interleaved at blocks, and blocks are run again. So a micro-batch sees what it wrote itself, else
+what the nearest one before it wrote, as in a plain loop; never what a later one wrote. By identity:
+what is changed inside a value (a list that is cleared, a tensor in place, buffers) is everybody's.
+Made by `step` for one step; called by `micro_batch`, on the thread of the micro-batch or while it
+waits.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+import torch
+
+_Values = dict[str, Any]
+_OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
+"""What every module has; `forward` is replaced while a step runs."""
+_MISSING = object()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Written:
+    """One attribute that some micro-batches have written."""
+
+    target: _Values
+    name: str
+    original: Any
+    values: dict[int, Any] = field(default_factory=dict)
+    """By micro-batch."""
+
+    def put(self, index: int) -> None:
+        before = [writer for writer in self.values if writer <= index]
+        value = self.values[max(before)] if before else self.original
+        if value is _MISSING:
+            self.target.pop(self.name, None)
+        elif self.target.get(self.name, _MISSING) is not value:
+            self.target[self.name] = value
+
+
+class AttributeBook:
+    """The attributes of a model during one step."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module], num_micro_batches: int) -> None:
+        """`modules`: those whose attributes code outside the blocks may change."""
+        # One that is alone has everything to itself.
+        self.is_needed = num_micro_batches > 1
+        self.modules = modules
+        self._written: dict[tuple[int, str], _Written] = {}
+
+    def note(self, index: int, before: Iterable[tuple[_Values, _Values]]) -> None:
+        """A micro-batch has run: what differs from before is its own."""
+        for target, then in before:
+            if len(target) == len(then) and all(map(is_, target.values(), then.values())):
+                continue  # as nearly always
+            for name in target.keys() | then.keys():
+                value = target.get(name, _MISSING)
+                if name not in _OWN_NAMES and value is not then.get(name, _MISSING):
+                    one = self._written.setdefault(
+                        (id(target), name),
+                        _Written(target=target, name=name, original=then.get(name, _MISSING)),
+                    )
+                    one.values[index] = value
+
+    def put(self, index: int, modules: Iterable[torch.nn.Module] | None = None) -> None:
+        """A micro-batch is about to run: all attributes, or those of some modules, are as for it
+        alone."""
+        within = None if modules is None else {id(vars(part)) for part in modules}
+        for (target, _), one in self._written.items():
+            if within is None or target in within:
+                one.put(index)
+
+
+class OwnAttributes:
+    """The attributes as one micro-batch sees them."""
+
+    def __init__(self, book: AttributeBook, index: int) -> None:
+        self._book, self._index = book, index
+        self._before: list[tuple[_Values, _Values]] = []
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Its code outside the blocks starts, or goes on."""
+        if self._book.is_needed:
+            self._book.put(self._index)
+            # In blocks too: some are given what they need as attributes (`block.mask = mask`).
+            self._before = _snapshot(self._book.modules)
+
+    def pause(self) -> None:
+        """Its code outside the blocks waits for a block, or ends."""
+        self._book.note(self._index, self._before)
+        self._before = []
+
+    def end(self) -> None:
+        """Its forward is over: what a re-run leaves is put back by whoever runs it."""
+        self.pause()
+        self._is_over = True
+
+    def around(self, module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The forward of a block that sees these attributes, and notes what it changes."""
+        if not self._book.is_needed:
+            return forward
+
+        def with_own(*args: Any, **kwargs: Any) -> Any:
+            parts = list(module.modules())
+            self._book.put(self._index, parts)
+            before = [] if self._is_over else _snapshot(parts)
+            result = forward(*args, **kwargs)
+            self._book.note(self._index, before)
+            return result
+
+        return with_own
+
+
+def _snapshot(modules: Iterable[torch.nn.Module]) -> list[tuple[_Values, _Values]]:
+    return [(vars(part), dict(vars(part))) for part in modules]
