@@ -277,6 +277,72 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_length", "-5"),
+        ("gradient_accumulation_steps", "0"),
+        ("per_device_train_batch_size", "0"),
+        ("save_steps", "-1"),
+        ("learning_rate", "-1"),
+        ("adam_beta1", "1.5"),
+        ("lr_scheduler_kwargs", "{nonsense: 3}"),
+        ("dataset_text_field", "nothing"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_by_its_name_and_leaves_nothing(
+    place: pathlib.Path, key: str, value: str
+) -> None:
+    done = train(place, **{key: value})
+    assert done.exit_code == 2
+    assert key in done.stderr
+    assert not (place / "out").exists()
+    assert list((place / "ssd").iterdir()) == []
+
+
+def test_training_nothing_is_refused(place: pathlib.Path) -> None:
+    done = train(place, max_steps="-1", num_train_epochs="0")
+    assert done.exit_code == 2
+    assert "nothing would be trained" in done.stderr
+
+
+def test_a_finished_run_is_not_trained_further_by_a_resume(place: pathlib.Path) -> None:
+    changes = {"max_steps": "1", "gradient_accumulation_steps": "1"}  # within an epoch
+    assert train(place, **changes).exit_code == 0
+    before = (place / "out" / "model.safetensors").read_bytes()
+    done = train(place, "--resume", **changes)
+    assert done.exit_code == 0, done.stderr
+    assert "done after 1 steps" in done.stdout
+    assert (place / "out" / "model.safetensors").read_bytes() == before
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_before_training_starts(
+    place: pathlib.Path,
+) -> None:
+    done = train(place, push_to_hub="true", hub_model_id="me/model")
+    assert done.exit_code == 2
+    assert "me/model cannot be made on the hub" in done.stderr
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rows", "-3"], "--rows"),
+        (["--max_length", "-5"], "max_length is -5"),
+        (["--chat_template_path", "TEMPLATE"], "cannot be read"),
+    ],
+)
+def test_the_preview_refuses_what_cannot_be_meant(
+    place: pathlib.Path, words: list[str], said: str
+) -> None:
+    (place / "TEMPLATE").write_bytes(b"\xed\xed\xff")
+    words = [str(place / "TEMPLATE") if word == "TEMPLATE" else word for word in words]
+    done = run_lohan("data", "preview", place / "rows.jsonl", "--model", place / "model", *words)
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
 def test_missing_packages_are_said_with_the_command_that_brings_them(
     place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ def preview(
     model: Annotated[
         str, typer.Option(help="Folder or id of the model whose tokenizer and template are used.")
     ],
-    rows: Annotated[int, typer.Option(help="Rows to show.")] = 3,
+    rows: Annotated[int, typer.Option(min=0, help="Rows to show.")] = 3,
 ) -> None:
     """Show rendered rows with the loss mask, token counts, and what max_length cuts off.
 
@@ -42,6 +42,7 @@ def preview(
         raise ConfigError(
             f'"{path}" stands alone', why="one file is shown at a time", remedy="leave it out"
         )
+    from lohan.train.argument_limits import refuse_impossible
     from lohan.train.arguments import make_arguments
     from lohan.train.config import load_config
     from lohan.train.dataset import load_rows
@@ -53,6 +54,7 @@ def preview(
         given = [("model", model), ("data", file), ("out", folder), ("offload.ssd", folder)]
         config = load_config(None, [*overrides, *given])
         args = make_arguments(config)
+        refuse_impossible(args)
         text_column = config.arguments.get("dataset_text_field")
         found = load_rows([file], text_column=text_column)
         tokenizer = load_tokenizer(inspect_source(model), args)

@@ -7,6 +7,7 @@ because the planner decides it (`without_effect`). The trainers and `lohan train
 from typing import Any
 
 from lohan.errors import ConfigError
+from lohan.train.argument_limits import refuse_impossible
 from lohan.train.config import TrainConfig
 
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
@@ -55,11 +56,12 @@ def make_arguments(config: TrainConfig) -> Any:
 
 
 def refuse_unsupported(args: Any) -> None:
-    """Refuse arguments that cannot work under the engine, each with its reason.
+    """Refuse arguments that cannot work under the engine, each with its reason, or at all.
 
     Raises:
         ConfigError: one of them is set.
     """
+    refuse_impossible(args)
     optim = str(getattr(args.optim, "value", args.optim))
     if optim not in _ADAMW:
         raise ConfigError(

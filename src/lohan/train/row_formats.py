@@ -38,6 +38,10 @@ class RowFormat:
     """Whether a converted row needs a chat template."""
 
 
+# TRL's own default: a saved configuration names it without anybody having asked for it.
+_DEFAULT_TEXT_COLUMN = "text"
+
+
 def recognise(row: Row, *, text_column: str | None = None) -> RowFormat:
     """Tell the form of a file from its first row.
 
@@ -51,6 +55,12 @@ def recognise(row: Row, *, text_column: str | None = None) -> RowFormat:
     columns = list(row.fields)
     if text_column is not None and text_column in row.fields:
         return _text_format(text_column)
+    if text_column not in (None, _DEFAULT_TEXT_COLUMN):
+        raise ConfigError(
+            f'{row.place} has no column "{text_column}" (it has {", ".join(columns) or "none"})',
+            why="dataset_text_field names it as the text to train on",
+            remedy="correct dataset_text_field, or leave it out",
+        )
     fitting = [form for form in FORMATS if all(column in row.fields for column in form.needs)]
     if len(fitting) == 1:
         return fitting[0]

@@ -98,7 +98,7 @@ def _run(
         write_trace(trainer, out)
         write_summary(trainer, out, seconds=time.monotonic() - started)
         if args.push_to_hub:
-            trainer.push_to_hub()  # writes the model first
+            _push(trainer, out)
         else:
             trainer.save_model(str(out))
         console.print(
@@ -191,6 +191,15 @@ def _make_trainer(
                 why=" ".join(str(error).split()).rstrip("."),
                 remedy="correct the named argument or the rows; `lohan data preview` shows them",
             ) from error
+        except Exception as error:  # the hub's client has many
+            if isinstance(error, LohanError) or not args.push_to_hub:
+                raise
+            raise ConfigError(
+                f"the repository {args.hub_model_id or config.out} cannot be made on the hub",
+                why=_one_line(error),
+                remedy="check the connection, hub_model_id and your login (`hf auth login`), or "
+                "leave push_to_hub out",
+            ) from error
     if len(trainer.train_dataset) == 0:
         raise ConfigError(
             "no row is left to train on",
@@ -198,6 +207,25 @@ def _make_trainer(
             remedy="raise max_length; `lohan data preview` shows the lengths",
         )
     return trainer
+
+
+def _push(trainer: Any, out: pathlib.Path) -> None:
+    """Write the model and send it to the hub; it stays in OUT if the hub cannot be reached."""
+    trainer.save_model(str(out), _internal_call=True)
+    try:
+        trainer.push_to_hub()
+    except LohanError:
+        raise
+    except Exception as error:  # the hub's client has many
+        raise ConfigError(
+            f"the model is in {out}, but the hub did not take it",
+            why=_one_line(error),
+            remedy=f"send it later: hf upload REPOSITORY {out}",
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _report_rows(trainer: Any, rows: TrainingRows, console: Console) -> None:

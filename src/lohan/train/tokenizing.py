@@ -25,7 +25,7 @@ def load_tokenizer(source: Any, args: Any) -> Any:
     # Set here, so that TRL does not add tokens: the embedding keeps its size.
     args.chat_template_path = None
     if os.path.isfile(path):
-        tokenizer.chat_template = pathlib.Path(path).read_text(encoding="utf-8")
+        tokenizer.chat_template = _read_template(pathlib.Path(path))
         return tokenizer
     try:
         template = transformers.AutoTokenizer.from_pretrained(path).chat_template
@@ -43,3 +43,14 @@ def load_tokenizer(source: Any, args: Any) -> Any:
         )
     tokenizer.chat_template = template
     return tokenizer
+
+
+def _read_template(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the chat template {path} cannot be read",
+            why=str(error),
+            remedy="give a .jinja file in UTF-8",
+        ) from error

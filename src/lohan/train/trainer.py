@@ -37,6 +37,7 @@ _RELIED_ON = (
     "create_accelerator_and_postprocess",
     "_move_model_to_device",
     "create_optimizer",
+    "_run_epoch",
     "get_batch_samples",
     "training_step",
     "compute_loss",
@@ -180,6 +181,13 @@ class OffloadMixin(SavingMixin):
                 max_grad_norm=self.args.max_grad_norm or None,
             )
         return self.optimizer
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """transformers' epoch; it would take one more step where a finished run is resumed."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
