@@ -48,7 +48,11 @@ def everything_stored(model: Toy, driven: SegmentedModel) -> dict[Any, BlockChoi
     }
 
 
-@pytest.mark.parametrize("stored", ["nothing", "everything"])
+def graphs_kept(driven: SegmentedModel) -> dict[Any, BlockChoices]:
+    return {block.id: BlockChoices(graph_bytes=1 << 20) for block in driven.segments.blocks}
+
+
+@pytest.mark.parametrize("stored", ["nothing", "everything", "graphs"])
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 @pytest.mark.parametrize("name", TOYS)
 def test_hard_models_equal_plain_training(name: str, num_micro_batches: int, stored: str) -> None:
@@ -59,6 +63,8 @@ def test_hard_models_equal_plain_training(name: str, num_micro_batches: int, sto
     driven, hooks, store = drive(model)
     batches = toy_batches(num_micro_batches)
     choices = everything_stored(listing, driven) if stored == "everything" else {}
+    if stored == "graphs":
+        choices = graphs_kept(driven)
     for step in range(2):
         torch.manual_seed(step)
         expected_losses, expected = plain_step(plain, batches)

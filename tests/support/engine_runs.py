@@ -31,7 +31,7 @@ class EngineCase:
     """One combination of everything that must not change a bit."""
 
     model: str = "llama"
-    policy: str = "lohan+"
+    policy: str | Policy = "lohan+"
     choice: Choice | None = None
     """Of all outputs; None: as the policy chooses."""
     residents: bool | None = None
@@ -54,9 +54,11 @@ def forced(case: EngineCase) -> Policy | str:
     """The policy of a case: a named one, with some of its decisions overruled."""
     if case.choice is None and case.residents is None and case.num_parts == 1:
         return case.policy
+    assert isinstance(case.policy, str)
+    policy = case.policy
 
     def make(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
-        plan = make_plan(case.policy, machine, shape, workload)
+        plan = make_plan(policy, machine, shape, workload)
         blocks = [
             _overruled(case, block, shape.blocks[number], number, len(plan.blocks))
             for number, block in enumerate(plan.blocks)

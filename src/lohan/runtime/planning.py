@@ -124,7 +124,7 @@ def plan_run(
         plan=plan,
         machine=used,
         sizes=sizes,
-        choices=choices_of(plan),
+        choices=choices_of(plan, shares_ram=shares_ram),
         num_pieces=pieces_of(plan),
         seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
     )
@@ -320,21 +320,32 @@ def _require_runnable(plan: Plan) -> None:
         )
 
 
-def choices_of(plan: Plan) -> dict[BlockId, BlockChoices]:
-    """What the dispatch modes do with every block's outputs."""
+def choices_of(plan: Plan, *, shares_ram: bool) -> dict[BlockId, BlockChoices]:
+    """What happens to every block's outputs; `shares_ram` as the device says it."""
     return {
-        BlockId(number): _choices(plan.block_shape(BlockId(number)), block, plan)
+        BlockId(number): _choices(plan.block_shape(BlockId(number)), block, plan, shares_ram)
         for number, block in enumerate(plan.blocks)
     }
 
 
-def _choices(shape: BlockShape, block: BlockPlan, plan: Plan) -> BlockChoices:
+def _choices(shape: BlockShape, block: BlockPlan, plan: Plan, shares_ram: bool) -> BlockChoices:
     stored = frozenset(index for index, choice in block.choices if choice is not Choice.RECOMPUTE)
+    again = recomputation(shape, stored).operators
     skipped: frozenset[int] = frozenset()
     if plan.system.skips_unneeded:
-        again = recomputation(shape, stored).operators
         everything = {operator.index for operator in shape.operators}
         skipped = frozenset(everything - stored - set(again))
+    # Where the device computes from main memory, what goes to RAM stays where it is.
+    here = {Choice.KEEP, Choice.SWAP_TO_RAM} if shares_ram else {Choice.KEEP}
+    chosen = {block.input_choice, *(choice for _, choice in block.choices)}
+    graph_bytes = None
+    if plan.system.skips_unneeded and not again and chosen <= here:
+        num_sequences = -(-plan.batch_per_gpu // plan.num_micro_batches)
+        graph_bytes = sum(
+            operator.output_bytes.at(num_sequences, plan.workload.sequence)
+            for operator in shape.operators
+            if operator.index in stored
+        )
     return BlockChoices(
         stored=stored,
         skipped=skipped,
@@ -343,6 +354,7 @@ def _choices(shape: BlockShape, block: BlockPlan, plan: Plan) -> BlockChoices:
             for operator in shape.operators
         },
         is_binding=False,
+        graph_bytes=graph_bytes,
     )
 
 

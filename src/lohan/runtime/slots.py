@@ -138,9 +138,31 @@ class ParameterSet:
         return self._flat
 
     @property
-    def bound_bytes(self) -> int:
-        """Bytes of the buffer the parameters are in."""
-        return self._bound.num_bytes
+    def has_buffer(self) -> bool:
+        """Whether there are parameters and they are in place."""
+        return self._flat is not None
+
+    def slot_at(self, offset_bytes: int) -> ParameterSlot | None:
+        """The parameter at this place in the buffer, which other sets may have parts of."""
+        for slot in self._bound.slots:
+            if slot.offset_bytes <= offset_bytes < slot.offset_bytes + slot.num_bytes:
+                return slot
+        return None
+
+    def offset_bytes(self, name: str) -> int:
+        """Where in the buffer a parameter is.
+
+        Raises:
+            ScheduleError: this buffer does not have it.
+        """
+        for slot in self._bound.slots:
+            if slot.name == name:
+                return slot.offset_bytes
+        raise ScheduleError(
+            f"{name} of {self.name} is not in place",
+            why="it is needed now",
+            remedy="bind it in `before` and release it in `after`",
+        )
 
     def gather(self, flat: torch.Tensor) -> None:
         """Copy the parameters' present values into `flat`: how a model with data is taken in."""
@@ -204,26 +226,58 @@ class ParameterSet:
         return nothing is not None and storage_key(tensor) == storage_key(nothing)
 
 
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """A tensor that is (a view of) a weight, without its memory: what a kept graph may hold."""
+
+    own: ParameterSet
+    name: str
+    offset_bytes: int
+    """From the start of the parameter, which may be elsewhere in the next buffer."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """The same tensor in the buffer the weights are in now.
+
+        Raises:
+            ScheduleError: they are away.
+        """
+        flat = self.own.flat
+        start = flat.storage_offset() + self.own.offset_bytes(self.name) + self.offset_bytes
+        typed = torch.empty(0, dtype=self.dtype, device=flat.device)
+        return typed.set_(
+            flat.untyped_storage(), start // self.dtype.itemsize, self.shape, self.strides
+        )
+
+
 class Weights:
     """All parameter sets of a model, to ask what a tensor's memory is."""
 
     def __init__(self, sets: Iterable[ParameterSet]) -> None:
         self._sets = tuple(sets)
 
-    def find(self, tensor: torch.Tensor) -> ParameterSet | None:
-        """The set in whose buffer the tensor lies."""
+    def place_of(self, tensor: torch.Tensor) -> WeightPlace | None:
+        """Which weight the tensor is or views; None if its memory is not that of weights."""
+        if tensor.layout is not torch.strided:
+            return None
         # Buffers of several sets may be parts of one allocation, so places count too.
-        storage, offset_bytes = storage_key(tensor), tensor.storage_offset() * tensor.itemsize
+        storage, start_bytes = storage_key(tensor), tensor.storage_offset() * tensor.itemsize
         for own in self._sets:
-            if own.parameters and own.is_bound and storage_key(own.flat) == storage:
-                start_bytes = own.flat.storage_offset()
-                if start_bytes <= offset_bytes < start_bytes + own.bound_bytes:
-                    return own
+            if not own.has_buffer or storage_key(own.flat) != storage:
+                continue
+            offset_bytes = int(start_bytes - own.flat.storage_offset())
+            slot = own.slot_at(offset_bytes)
+            if slot is not None:
+                inside_bytes = offset_bytes - slot.offset_bytes
+                shape, strides = tuple(tensor.shape), tensor.stride()
+                return WeightPlace(own, slot.name, inside_bytes, shape, strides, tensor.dtype)
         return None
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory is that of weights, which leave."""
-        return self.find(tensor) is not None
+        return self.place_of(tensor) is not None
 
     def refuse_absent(self, tensor: torch.Tensor, what: str) -> None:
         """Raise if the tensor is a parameter that is away."""

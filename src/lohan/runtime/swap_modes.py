@@ -112,6 +112,8 @@ class BlockChoices:
         is_binding: whether a block with other operators is refused; if not, all of it is
             recomputed (its record then says `is_other`).
         should_poison: fill skipped outputs with NaN, to prove that nothing reads them.
+        graph_bytes: all that backward reads stays on the device, this much for a micro-batch: the
+            graph of the forward may be kept in place of outputs (`segments.kept_graph`).
     """
 
     stored: frozenset[int] = frozenset()
@@ -119,6 +121,7 @@ class BlockChoices:
     names: Mapping[int, str] = field(default_factory=dict)
     is_binding: bool = True
     should_poison: bool = False
+    graph_bytes: int | None = None
 
     def __post_init__(self) -> None:
         both = self.stored & self.skipped

@@ -74,8 +74,8 @@ def test_weights_tell_whose_memory_a_tensor_is() -> None:
     flat = torch.zeros(one.layout.num_bytes, dtype=torch.uint8)
     one.bind(flat)
     weights = Weights([one, other])
-    assert weights.find(one.parameters["weight"][1:].t()) is one
-    assert weights.find(other.parameters["weight"]) is None
+    assert weights.place_of(one.parameters["weight"][1:].t()).own is one
+    assert weights.place_of(other.parameters["weight"]) is None
     assert not weights.holds(torch.zeros(3))
 
 
@@ -88,8 +88,8 @@ def test_several_sets_can_share_one_ring_of_memory() -> None:
     other.parameters["norm"].data.fill_(1.0)
     assert not one.parameters["norm"].any()
     weights = Weights([one, other])
-    assert weights.find(one.parameters["norm"]) is one
-    assert weights.find(other.parameters["norm"]) is other
+    assert weights.place_of(one.parameters["norm"]).own is one
+    assert weights.place_of(other.parameters["norm"]).own is other
 
 
 def test_parameters_on_meta_come_to_life_with_their_identity() -> None:

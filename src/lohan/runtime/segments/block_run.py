@@ -1,22 +1,23 @@
-"""One block, one micro-batch: its forward, and its re-run with backward.
+"""One block, one micro-batch: its forward, and its backward, for which it is mostly run again.
 
 Owns what must survive between the two (`BlockVisit`): where the inputs went, the random state,
 the ambient settings, buffers the block changes. The forward builds a graph as the plain run does,
-because operators choose kernels by whether they need one, and drops it as soon as it ends: a
-forward needs as much memory as the re-run, and nothing survives it but what was put into the
-store. Called by `segments.passes` on the main thread.
+because operators choose kernels by whether they need one. If all of it is to stay, it is kept
+(`kept_graph`); else it is dropped as soon as the forward ends, which needs as much memory as the
+re-run, and nothing survives but what was put into the store. Called by `segments.passes` on the
+main thread.
 """
 
 import contextlib
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lohan.errors import ConfigError
 from lohan.runtime.randomness import Generators, RandomState, same_state
 from lohan.runtime.segments.ambient import Ambient
 from lohan.runtime.segments.changing_buffers import ChangingBuffers
@@ -25,15 +26,13 @@ from lohan.runtime.segments.cuts import (
     PendingGradients,
     edge_of,
     enter,
-    is_enter,
-    is_exit,
-    leaf_of,
     leave,
-    refuse_kept,
+    refuse_foreign_leaves,
 )
+from lohan.runtime.segments.entries import Arrivals, Entry, EntryKeys, refuse_changed
+from lohan.runtime.segments.kept_graph import GraphWatch, KeptGraph, refuses_hooks
+from lohan.runtime.slots import Weights
 from lohan.runtime.swap_modes import (
-    ENTRY_ORDINAL,
-    SIDE_ORDINAL,
     ActivationKey,
     ActivationStore,
     BlockChoices,
@@ -55,20 +54,6 @@ class BlockCall:
     ambient: Ambient
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """A tensor that entered the block."""
-
-    key: ActivationKey
-    is_owner: bool
-    """Whether this block put it into the store; others only read it."""
-    edge: Edge | None
-    """Where its gradient goes; None if it requires none."""
-    given: weakref.ref[torch.Tensor] | None
-    """What this block put into the store, which may keep it as it is."""
-    version: int
-
-
 @dataclass(slots=True, kw_only=True)
 class BlockVisit:
     """What is kept of the forward of one block and micro-batch."""
@@ -76,7 +61,7 @@ class BlockVisit:
     forward: Callable[..., Any]
     ambient: Ambient
     leaves: list[Any]
-    """Arguments; an `_Entry` stands for each tensor."""
+    """Arguments; an `Entry` stands for each tensor."""
     spec: TreeSpec
     exits: list[Edge | None]
     """For each output leaf where its gradient waits; None for those without one."""
@@ -85,32 +70,16 @@ class BlockVisit:
     record: ForwardRecord | None
     buffers: dict[str, torch.Tensor]
     """Values before the forward of the buffers that it changes."""
+    graph: KeptGraph | None = None
+    """Where there is one, the block is not run again."""
     entered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Input tensors and their versions, until the next boundary; then `forget_inputs`."""
 
     def forget_inputs(self, what: str) -> None:
         """Check that what the store was given is still what the block saw, and let go of it."""
         for tensor, version in self.entered:
-            _refuse_changed(tensor, version, what)
+            refuse_changed(tensor, version, what)
         self.entered.clear()
-
-
-class EntryKeys:
-    """Which tensors of one micro-batch are in the store already: masks enter every block."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, ActivationKey]] = {}
-
-    def find(self, tensor: torch.Tensor) -> ActivationKey | None:
-        """The key under which this very tensor, unchanged, was put before."""
-        known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor or known[1] != tensor._version:
-            return None
-        return known[2]
-
-    def note(self, tensor: torch.Tensor, key: ActivationKey) -> None:
-        """Remember a tensor that was put."""
-        self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, key)
 
 
 class BlockRunner:
@@ -124,14 +93,17 @@ class BlockRunner:
         module: torch.nn.Module,
         store: ActivationStore,
         generators: Generators,
+        weights: Weights,
         parameters: Sequence[torch.nn.Parameter],
     ) -> None:
-        """`parameters`: all that the block uses, its own and borrowed ones."""
+        """`weights`: of the model; `parameters`: all that the block uses, own and borrowed."""
         self.block, self.name, self.module = block, name, module
         self._store, self._generators = store, generators
-        self._parameters = tuple(parameters)
+        self._weights, self._parameters = weights, tuple(parameters)
         self._buffers = ChangingBuffers(module, name)
         self._changed_later: set[int] = set()
+        self._without_graph: set[Hashable] = set()
+        """Inputs, by their shapes, for which the graph was found not to be one to keep."""
 
     def forward(
         self,
@@ -143,46 +115,40 @@ class BlockRunner:
         modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
     ) -> tuple[Any, BlockVisit | None]:
         """Run the block; returns what the model gets and, if it has a backward, what to keep."""
-        leaves, spec = tree_flatten((call.args, call.kwargs))
-        entering = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        versions = [(tensor, tensor._version) for tensor in entering.values()]
+        arrivals = Arrivals(call.args, call.kwargs)
+        versions = arrivals.versions()
         may_have_backward = call.ambient.grad_enabled and any(
-            tensor.requires_grad for tensor in (*entering.values(), *self._parameters)
+            tensor.requires_grad for tensor in (*arrivals.tensors.values(), *self._parameters)
         )
-        noted = self._put_entries(leaves, micro_batch, keys) if may_have_backward else []
-        entered = {
-            key: enter(tensor.detach(), refuse_kept) if tensor.requires_grad else tensor.detach()
-            for key, tensor in entering.items()
-        }
-        args, kwargs = tree_unflatten([entered.get(id(leaf), leaf) for leaf in leaves], spec)
+        if may_have_backward:
+            arrivals.put(self.block, micro_batch, self._store, keys)
+        args, kwargs = arrivals.enter()
         random_state = self._generators.state()
         buffers = self._buffers.before() if may_have_backward else None
-        capture = None
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(call.ambient.applied())
-            for mode in modes:
-                stack.enter_context(mode)
-            if may_have_backward and not choices.is_empty:
-                capture = CaptureMode(
-                    block=self.block,
-                    micro_batch=micro_batch,
-                    choices=choices,
-                    store=self._store,
-                    generators=self._generators,
-                    changed_later=self._changed_later,
-                )
-                stack.enter_context(capture)
-            raw = call.forward(*args, **kwargs)
-        self._refuse_changed_containers((args, kwargs), leaves, entered, spec)
-        originals = {id(entered[key]): tensor for key, tensor in entering.items()}
-        outputs, exits = _leave(raw, originals, capture)
+        watch, capture = None, None
+        if may_have_backward:
+            # Draws are recorded in steps of their own, which may as well run blocks again.
+            watch = self._watch(arrivals, choices) if not modes else None
+            capture = self._capture(micro_batch, choices) if watch is None else None
+        try:
+            raw = _run(call, args, kwargs, [*modes, watch.hooks() if watch else capture])
+        except RuntimeError as error:
+            if watch is None or buffers is None or not refuses_hooks(error):
+                raise
+            self._without_graph.add(arrivals.shapes)
+            self._generators.set_state(random_state)
+            self._buffers.put_back(buffers)
+            watch, capture = None, self._capture(micro_batch, choices)
+            raw = _run(call, args, kwargs, [capture])
+        arrivals.refuse_changed_containers(f"block {self.name}")
+        outputs, exits = _leave(raw, arrivals.originals(), capture)
         if buffers is None:
             return outputs, None
         visit = BlockVisit(
             forward=call.forward,
             ambient=call.ambient,
-            leaves=noted,
-            spec=spec,
+            leaves=arrivals.noted,
+            spec=arrivals.spec,
             exits=exits,
             random_state=None,
             record=capture.finish() if capture is not None else None,
@@ -191,7 +157,42 @@ class BlockRunner:
         )
         if not same_state(random_state, self._generators.state()):
             visit.random_state = random_state
+        # What the next micro-batch changes in the block must not reach this one's backward.
+        if watch is not None and not visit.buffers and watch.may_keep():
+            visit.graph = KeptGraph(
+                outputs=tuple(
+                    get_gradient_edge(leaf) if edge is not None else None
+                    for leaf, edge in zip(tree_flatten(raw)[0], exits, strict=True)
+                ),
+                starts=arrivals.starts(),
+                deliveries=arrivals.deliveries,
+            )
+        elif watch is not None:
+            self._without_graph.add(arrivals.shapes)
         return outputs, visit
+
+    def _watch(self, arrivals: Arrivals, choices: BlockChoices) -> GraphWatch | None:
+        if choices.graph_bytes is None or arrivals.shapes in self._without_graph:
+            return None
+        return GraphWatch(
+            f"block {self.name}",
+            weights=self._weights,
+            parameters=self._parameters,
+            outside=[*arrivals.tensors.values(), *self.module.buffers()],
+            graph_bytes=choices.graph_bytes,
+        )
+
+    def _capture(self, micro_batch: int, choices: BlockChoices) -> CaptureMode | None:
+        if choices.is_empty:
+            return None
+        return CaptureMode(
+            block=self.block,
+            micro_batch=micro_batch,
+            choices=choices,
+            store=self._store,
+            generators=self._generators,
+            changed_later=self._changed_later,
+        )
 
     def backward(
         self,
@@ -202,18 +203,29 @@ class BlockRunner:
         should_check: bool,
         on_recomputed: Callable[[], None],
     ) -> None:
-        """Run the block again with its graph and send gradients into its inputs and parameters.
+        """Send gradients into the block's inputs and parameters, running it again for its graph
+        where that was not kept.
 
         Parameters collect theirs in `.grad`, from where the caller's hooks take them.
         """
         arrived = [pending.take(edge) if edge is not None else None for edge in visit.exits]
         if any(gradient is not None for gradient in arrived):
-            self._run_again(visit, pending, arrived, choices, should_check, on_recomputed)
+            if visit.graph is not None:
+                visit.graph.backward(
+                    arrived,
+                    pending=pending,
+                    parameters=self._parameters,
+                    check=self._refuse_foreign if should_check else None,
+                    on_recomputed=on_recomputed,
+                )
+            else:
+                self._run_again(visit, pending, arrived, choices, should_check, on_recomputed)
         self.drop(visit)
 
     def drop(self, visit: BlockVisit) -> None:
-        """Let go of what the store holds for a visit."""
-        for leaf in {leaf.key: leaf for leaf in visit.leaves if isinstance(leaf, _Entry)}.values():
+        """Let go of the graph and of what the store holds for a visit."""
+        visit.graph = None
+        for leaf in {leaf.key: leaf for leaf in visit.leaves if isinstance(leaf, Entry)}.values():
             if leaf.is_owner:
                 self._store.drop(leaf.key)
         for key in visit.record.keys if visit.record is not None else ():
@@ -232,20 +244,20 @@ class BlockRunner:
         entered: dict[ActivationKey, torch.Tensor] = {}
         roots: list[tuple[torch.Tensor, torch.Tensor]] = []
         for leaf in visit.leaves:
-            if isinstance(leaf, _Entry) and leaf.key not in entered:
+            if isinstance(leaf, Entry) and leaf.key not in entered:
                 kept = self._store.get(leaf.key)
                 if leaf.given is not None and leaf.given() is kept:
-                    _refuse_changed(kept, leaf.version, f"block {self.name}")
+                    refuse_changed(kept, leaf.version, f"block {self.name}")
                 value = kept.detach()
                 del kept
                 if leaf.edge is not None:
-                    value = enter(value, _deliver_to(delivered, leaf.edge))
+                    value = enter(value, partial(delivered.__setitem__, leaf.edge))
                     so_far = pending.take(leaf.edge)
                     if so_far is not None:
                         roots.append((value, so_far))
                 entered[leaf.key] = value
         args, kwargs = tree_unflatten(
-            [entered[leaf.key] if isinstance(leaf, _Entry) else leaf for leaf in visit.leaves],
+            [entered[leaf.key] if isinstance(leaf, Entry) else leaf for leaf in visit.leaves],
             visit.spec,
         )
         with self._buffers.as_before(visit.buffers):
@@ -256,7 +268,7 @@ class BlockRunner:
             roots.extend(pending.take_parameters(self._parameters))
             tensors = [tensor for tensor, _ in roots]
             if should_check:
-                self._refuse_foreign_tensors(tensors)
+                self._refuse_foreign([edge_of(tensor)[0] for tensor in tensors])
             gradients = [gradient for _, gradient in roots]
             # From here on only the graph holds the outputs, and only the engine the gradients.
             del raw, args, kwargs, roots, arrived
@@ -289,78 +301,8 @@ class BlockRunner:
         finally:
             self._generators.set_state(after)
 
-    def _put_entries(self, leaves: list[Any], micro_batch: int, keys: EntryKeys) -> list[Any]:
-        noted: list[Any] = []
-        here: dict[int, _Entry] = {}
-        for leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
-                noted.append(leaf)
-                continue
-            if id(leaf) not in here:
-                key, given = keys.find(leaf), None
-                is_owner = key is None
-                if key is None:
-                    # What has no gradient (masks, positions) enters every block and stays.
-                    ordinal = ENTRY_ORDINAL if leaf.requires_grad else SIDE_ORDINAL
-                    key = ActivationKey(micro_batch, self.block, ordinal, len(here))
-                    value = leaf.detach()
-                    given = weakref.ref(value)
-                    self._store.put(key, value)
-                    keys.note(leaf, key)
-                elif key.block != self.block:
-                    self._store.share(key, leaf.detach())
-                edge = edge_of(leaf) if leaf.requires_grad else None
-                here[id(leaf)] = _Entry(
-                    key=key, is_owner=is_owner, edge=edge, given=given, version=leaf._version
-                )
-            noted.append(here[id(leaf)])
-        return noted
-
-    def _refuse_changed_containers(
-        self, given: Any, leaves: list[Any], entered: Mapping[int, Any], spec: TreeSpec
-    ) -> None:
-        """Blocks are given copies of lists and mappings: what they put there would be lost."""
-        after, spec_after = tree_flatten(given)
-        if spec_after == spec and all(
-            now is entered.get(id(leaf), leaf) for now, leaf in zip(after, leaves, strict=True)
-        ):
-            return
-        raise ConfigError(
-            f"block {self.name} changed a list or mapping among its arguments",
-            why="the block is run again from its arguments in backward, and would change it twice",
-            remedy="return what the block makes, and put it there outside the block",
-        )
-
-    def _refuse_foreign_tensors(self, roots: Sequence[torch.Tensor]) -> None:
-        """Only arguments and own parameters may feed the block's graph."""
-        own = set(self._parameters)
-        to_visit = [edge_of(root)[0] for root in roots]
-        visited = set(to_visit)
-        while to_visit:
-            node = to_visit.pop()
-            leaf = leaf_of(node)
-            if is_exit(node) or (leaf is not None and leaf not in own):
-                shape = f" of shape {tuple(leaf.shape)}" if leaf is not None else ""
-                raise ConfigError(
-                    f"block {self.name} uses a tensor{shape} with a gradient that is neither an "
-                    "argument nor a parameter of its own",
-                    why="its gradient would be lost or counted at the wrong time",
-                    remedy="pass the tensor to the block as an argument",
-                )
-            if not is_enter(node):
-                for following, _ in node.next_functions:
-                    if following is not None and following not in visited:
-                        visited.add(following)
-                        to_visit.append(following)
-
-
-def _refuse_changed(tensor: torch.Tensor, version: int, what: str) -> None:
-    if tensor._version != version:
-        raise ConfigError(
-            f"a tensor of shape {tuple(tensor.shape)} that entered {what} was changed in place",
-            why="the block is run again from its inputs in backward",
-            remedy="write `x = x + y` instead of `x += y` for inputs of blocks",
-        )
+    def _refuse_foreign(self, roots: Sequence[Node]) -> None:
+        refuse_foreign_leaves(roots, set(self._parameters), f"block {self.name}")
 
 
 def _leave(
@@ -390,8 +332,15 @@ def _leave(
     return tree_unflatten([left.get(id(leaf), leaf) for leaf in leaves], spec), exits
 
 
-def _deliver_to(delivered: dict[Edge, torch.Tensor], edge: Edge) -> Callable[[torch.Tensor], None]:
-    def deliver(gradient: torch.Tensor) -> None:
-        delivered[edge] = gradient
-
-    return deliver
+def _run(
+    call: BlockCall,
+    args: Any,
+    kwargs: Any,
+    modes: Sequence[contextlib.AbstractContextManager[Any] | None],
+) -> Any:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(call.ambient.applied())
+        for mode in modes:
+            if mode is not None:
+                stack.enter_context(mode)
+        return call.forward(*args, **kwargs)

@@ -76,6 +76,10 @@ class ChangingBuffers:
             )
         return {name: old for name, old in before.copies.items() if name in changing}
 
+    def put_back(self, before: BuffersBefore) -> None:
+        """Undo a forward that ended early."""
+        _write((before.found[name][0], old) for name, old in before.copies.items())
+
     @contextlib.contextmanager
     def as_before(self, before: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Run with the buffers of then, and end with the module as it is now."""

@@ -11,7 +11,7 @@ Owns the two cut operators and the unfinished sums of a micro-batch. Called by `
 and `rest_run` (everything else).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -95,14 +95,59 @@ def is_exit(node: Node) -> bool:
     return isinstance(node, _Exit._backward_cls)
 
 
-def refuse_kept(_: torch.Tensor) -> None:
-    """A gradient has come to the forward of a block, which is over: its backward is another run."""
+def _refuse_kept() -> None:
+    """A gradient has come to the forward of a block, which is over: its backward comes later, or is
+    another run."""
     raise ConfigError(
         "a tensor with a gradient that a block made and did not return is used outside of it",
         why="the block is run again for its backward, and only what it returned leads there; an "
         "attribute or a hook has carried this one out (an auxiliary loss?)",
         remedy="return it from the block, or detach it",
     )
+
+
+def refuse_foreign_leaves(roots: Sequence[Node], own: Collection[torch.Tensor], what: str) -> None:
+    """Only arguments and own parameters may feed the graph of a block."""
+    to_visit = list(roots)
+    visited = set(to_visit)
+    while to_visit:
+        node = to_visit.pop()
+        leaf = leaf_of(node)
+        if is_exit(node) or (leaf is not None and leaf not in own):
+            shape = f" of shape {tuple(leaf.shape)}" if leaf is not None else ""
+            raise ConfigError(
+                f"{what} uses a tensor{shape} with a gradient that is neither an argument nor a "
+                "parameter of its own",
+                why="its gradient would be lost or counted at the wrong time",
+                remedy="pass the tensor to the block as an argument",
+            )
+        if not is_enter(node):
+            for following, _ in node.next_functions:
+                if following is not None and following not in visited:
+                    visited.add(following)
+                    to_visit.append(following)
+
+
+class Deliveries:
+    """Gradients that come out where the graph of a block starts; refused while it is not run
+    backward for its block."""
+
+    __slots__ = ("gradients", "is_open")
+
+    def __init__(self) -> None:
+        self.gradients: dict[Edge, torch.Tensor] = {}
+        self.is_open = False
+
+    def to(self, edge: Edge | None) -> Callable[[torch.Tensor], None]:
+        """What `enter` is given; `edge` is where the gradient goes from here."""
+
+        def deliver(gradient: torch.Tensor) -> None:
+            if not self.is_open or edge is None:
+                _refuse_kept()
+            else:
+                self.gradients[edge] = gradient
+
+        return deliver
 
 
 class PendingGradients:

@@ -19,8 +19,9 @@ from lohan.runtime.host_randomness import HostDraw
 from lohan.runtime.randomness import Draw, DrawRecorder, RandomState
 from lohan.runtime.segments.ambient import Ambient
 from lohan.runtime.segments.baton import Strand
-from lohan.runtime.segments.block_run import BlockCall, BlockVisit, EntryKeys
+from lohan.runtime.segments.block_run import BlockCall, BlockVisit
 from lohan.runtime.segments.cuts import PendingGradients
+from lohan.runtime.segments.entries import EntryKeys
 from lohan.runtime.segments.own_attributes import OwnAttributes
 from lohan.runtime.segments.rest_run import PresenceMode, weights_by_place
 from lohan.runtime.slots import Weights

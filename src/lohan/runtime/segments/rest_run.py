@@ -7,7 +7,6 @@ that is away is refused (`PresenceMode`); and the backward of one stretch of tha
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,42 +22,18 @@ from lohan.runtime.segments.cuts import (
     is_exit,
     leaf_of,
 )
-from lohan.runtime.slots import ParameterSet, Weights
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A saved tensor that is (part of) the weights of a segment."""
-
-    own: ParameterSet
-    offset_bytes: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def tensor(self) -> torch.Tensor:
-        flat = self.own.flat
-        start = flat.storage_offset() + self.offset_bytes
-        typed = torch.empty(0, dtype=self.dtype, device=flat.device)
-        return typed.set_(
-            flat.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride
-        )
+from lohan.runtime.slots import WeightPlace, Weights
 
 
 def weights_by_place(weights: Weights) -> saved_tensors_hooks:
     """Within it, a graph keeps no weights alive and reads those in place when it runs backward."""
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor | _Place:
-        own = weights.find(tensor)
-        if own is None:
-            return tensor
-        offset_bytes = int(
-            tensor.storage_offset() * tensor.element_size() - own.flat.storage_offset()
-        )
-        return _Place(own, offset_bytes, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    def pack(tensor: torch.Tensor) -> torch.Tensor | WeightPlace:
+        # Not the tensor itself: where it is an output, it and its operator would hold each other.
+        return weights.place_of(tensor) or tensor.detach()
 
-    def unpack(packed: torch.Tensor | _Place) -> torch.Tensor:
-        return packed.tensor() if isinstance(packed, _Place) else packed
+    def unpack(packed: torch.Tensor | WeightPlace) -> torch.Tensor:
+        return packed.tensor() if isinstance(packed, WeightPlace) else packed
 
     return saved_tensors_hooks(pack, unpack)
 

@@ -76,6 +76,7 @@ class SegmentedModel:
                 module=model.get_submodule(block.name),
                 store=self._store,
                 generators=self._generators,
+                weights=self._weights,
                 parameters=[named[name] for name in block.used],
             )
             for block in segments.blocks
@@ -239,6 +240,7 @@ class SegmentedModel:
         except BaseException:
             for micro_batch in micro_batches:
                 micro_batch.strand.stop()
+                micro_batch.visits.clear()
             for parameter in self.model.parameters():
                 parameter.grad = None
             self._generators.set_state(random_state)

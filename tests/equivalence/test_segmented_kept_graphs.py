@@ -1,0 +1,326 @@
+"""Graphs of blocks that are kept, and those that must not be: awkward blocks against plain PyTorch.
+
+Weights come in a fresh buffer for every visit, and the buffers they left are filled with NaN.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lohan.errors import ConfigError
+from lohan.runtime.segments import SegmentedModel, map_segments
+from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from support.block_backwards import BlockBackwards, count_backwards
+from support.plain_training import (
+    ComeAndGo,
+    assert_same_gradients,
+    plain_step,
+    same_bits,
+    twin,
+)
+from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
+
+AMPLE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> BlockBackwards:
+    return count_backwards(monkeypatch)
+
+
+def drive(
+    model: nn.Module, graph_bytes: int = AMPLE_BYTES
+) -> tuple[Callable[..., Any], ComeAndGo, KeepStore]:
+    segments = map_segments(model)
+    sets = segments.parameter_sets(model)
+    hooks, store = ComeAndGo(segments, sets), KeepStore()
+    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store)
+    choices = {block.id: BlockChoices(graph_bytes=graph_bytes) for block in segments.blocks}
+    return lambda batches: driven.step(batches, choices=choices), hooks, store
+
+
+def check(model: nn.Module, *, num_steps: int = 2, graph_bytes: int = AMPLE_BYTES) -> None:
+    """Steps of three micro-batches have the bits of plain training."""
+    plain = twin(model)
+    step, hooks, store = drive(model, graph_bytes)
+    for _ in range(num_steps):
+        expected_losses, expected = plain_step(plain, toy_batches(3))
+        hooks.gradients.clear()
+        losses = step(toy_batches(3))
+        assert all(map(same_bits, losses, expected_losses))
+        assert_same_gradients(hooks.gradients, expected)
+        assert len(store) == 0
+
+
+class HoldsAView(torch.autograd.Function):
+    """Keeps memory of a weight where autograd does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.weight = weight.detach()
+        ctx.save_for_backward(x)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradients[0] @ ctx.weight, gradients[0].t() @ x
+
+
+class HoldsTheParameter(HoldsAView):
+    """Keeps the parameter itself, which is wherever its memory is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = HoldsAView.forward(ctx, x, weight)
+        ctx.weight = weight
+        return out
+
+
+class SavesItsWeight(torch.autograd.Function):
+    """Saves a view of a weight as autograd wants it, and is the last operator of its block."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight[1:].t())
+        return x[:, 1:] @ weight[1:].t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, part = ctx.saved_tensors
+        to_x, to_weight = torch.zeros_like(x), torch.zeros(WIDTH, WIDTH - 1)
+        to_x[:, 1:] = gradients[0] @ part.t()
+        to_weight[1:] = gradients[0].t() @ x[:, 1:]
+        return to_x, to_weight
+
+
+class CustomBlock(ToyBlock):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.function = function
+        self.mix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function.apply(super().forward(x), self.mix)
+
+
+def test_a_weight_kept_behind_autograds_back_is_noticed(counts: BlockBackwards) -> None:
+    check(Toy(lambda _: CustomBlock(HoldsAView)))
+    assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
+    check(Toy(lambda _: CustomBlock(HoldsTheParameter)))
+    assert counts.num_kept == 2 * 3 * 3
+
+
+class LastFunction(ToyBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(WIDTH, WIDTH - 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        out = SavesItsWeight.apply(x, self.mix)
+        return torch.cat([x[:, :1], out], 1)
+
+
+class EndsInAFunction(Toy):
+    """What a block returns is the result of a Function, which keeps no graph alive by itself."""
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.cat([x[:, :1], block(x)], 1)
+        return x
+
+
+class OnlyFunction(LastFunction):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return SavesItsWeight.apply(ToyBlock.forward(self, x), self.mix)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Toy(lambda _: LastFunction()),
+        lambda: EndsInAFunction(lambda _: OnlyFunction(), depth=3),
+    ],
+)
+def test_views_of_weights_that_a_function_saves_come_back(
+    make: Callable[[], nn.Module], counts: BlockBackwards
+) -> None:
+    check(make())
+    assert (counts.num_kept, counts.num_again) == (2 * 3 * 3, 0)
+
+
+class GradientInside(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda y: torch.sin(y).sum())(x.detach())
+        return super().forward(x) * slope
+
+
+def test_blocks_that_allow_no_hooks_are_run_again(counts: BlockBackwards) -> None:
+    check(Toy(lambda _: GradientInside()))
+    assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
+
+
+def test_a_graph_that_is_larger_than_planned_is_not_kept(counts: BlockBackwards) -> None:
+    check(Toy(lambda _: ToyBlock(hidden=2000)), graph_bytes=100)
+    assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
+
+
+class ReturnsAWeight(ToyBlock):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), self.down.bias * 2.0
+
+
+class ReadsWhatBlocksReturn(Toy):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x, bias = block(x)
+            x = x + bias
+        return x
+
+
+def test_gradients_that_come_only_through_a_second_output(counts: BlockBackwards) -> None:
+    check(ReadsWhatBlocksReturn(lambda _: ReturnsAWeight()))
+    assert counts.num_again == 0
+
+
+class UnusedOutput(ToyBlock):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), torch.tanh(self.up(x)).exp()
+
+
+class IgnoresOutputs(Toy):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x, _ = block(x)
+        return x
+
+
+class Watched(ToyBlock):
+    def __init__(self, refs: list[weakref.ref[torch.Tensor]]) -> None:
+        super().__init__()
+        self.refs = refs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.up(x))  # saved as an output and as an input
+        self.refs.append(weakref.ref(hidden.untyped_storage()))
+        unused = hidden.exp()  # saved, and no gradient comes
+        return x + self.down(hidden) + unused.detach().sum() * 0
+
+
+def alive(refs: list[weakref.ref[torch.Tensor]]) -> int:
+    return sum(ref() is not None for ref in refs)
+
+
+def test_graphs_of_a_step_are_gone_after_it_without_the_collector(
+    counts: BlockBackwards,
+) -> None:
+    check(IgnoresOutputs(lambda _: UnusedOutput()))
+    refs: list[weakref.ref[torch.Tensor]] = []
+    step, _, _ = drive(Toy(lambda _: Watched(refs)))
+    gc.collect()
+    gc.disable()
+    try:
+        step(toy_batches(3))
+        assert len(refs) == 3 * 3
+        assert alive(refs) == 0
+    finally:
+        gc.enable()
+    assert counts.num_again == 0
+
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise ValueError("no backward")
+
+
+class FailingToy(Toy):
+    fails = True
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if self.fails and index == 1:
+                x = FailsBackward.apply(x)
+        return x
+
+
+def test_graphs_of_a_step_that_fails_are_dropped(counts: BlockBackwards) -> None:
+    """After the failure, not when the collector comes; and the next step is as ever."""
+    refs: list[weakref.ref[torch.Tensor]] = []
+    torch.manual_seed(2)
+    model = FailingToy(lambda _: Watched(refs))
+    plain = twin(model)
+    plain.fails = False
+    step, hooks, store = drive(model)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="no backward"):
+            step(toy_batches(3))
+        assert counts.num_kept == 1
+        assert alive(refs) == 0
+    finally:
+        gc.enable()
+    assert len(store) == 0
+    hooks.abandon()
+    model.fails = False
+    losses = step(toy_batches(3))
+    expected_losses, expected = plain_step(plain, toy_batches(3))
+    assert all(map(same_bits, losses, expected_losses))
+    assert_same_gradients(hooks.gradients, expected)
+
+
+class TanhLast(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(super().forward(x))
+
+
+class ChangesOutputs(Toy):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            with torch.no_grad():
+                x += 1.0
+        return x
+
+
+def test_a_saved_tensor_that_is_changed_in_place_is_refused(counts: BlockBackwards) -> None:
+    """Plain training refuses it, too."""
+    model = ChangesOutputs(lambda _: TanhLast())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        plain_step(twin(model), toy_batches(1))
+    step, _, store = drive(model)
+    with pytest.raises(ConfigError, match=r"keeps for its backward was changed in place"):
+        step(toy_batches(1))
+    assert counts.num_kept == 1
+    assert len(store) == 0
+
+
+class WithHooks(Toy):
+    """Hooks inside blocks run as often as in plain training."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: ToyBlock())
+        self.seen: list[str] = []
+        for block in self.blocks:
+            block.up.register_forward_hook(lambda *_: self.seen.append("forward"))
+            block.up.register_full_backward_hook(lambda *_: self.seen.append("backward"))
+
+
+def test_hooks_inside_blocks_run_once(counts: BlockBackwards) -> None:
+    model = WithHooks()
+    step, _, _ = drive(model)
+    step(toy_batches(2))
+    assert sorted(model.seen) == ["backward"] * 6 + ["forward"] * 6
+    assert counts.num_again == 0
