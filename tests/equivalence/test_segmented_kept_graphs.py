@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lohan.errors import ConfigError
 from lohan.runtime.segments import SegmentedModel, map_segments
@@ -164,6 +165,85 @@ class GradientInside(ToyBlock):
 def test_blocks_that_allow_no_hooks_are_run_again(counts: BlockBackwards) -> None:
     check(Toy(lambda _: GradientInside()))
     assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
+
+
+class OwnHooks(ToyBlock):
+    """Saves tensors its own way: weights as they are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: one.detach(), lambda one: one):
+            return super().forward(x)
+
+
+def test_blocks_that_save_weights_their_own_way_are_run_again(counts: BlockBackwards) -> None:
+    check(Toy(lambda _: OwnHooks()))
+    assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
+
+
+class CheckpointInside(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class VectorizedBlock(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.vmap(lambda row: torch.tanh(self.up.weight @ row))(x))
+
+
+class PartsOfWeights(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.up.weight.chunk(2)
+        return x + torch.tanh(x @ first.t()) @ second.double().float()
+
+
+class NormedWeight(ToyBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.utils.parametrizations.weight_norm(self.up)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x)[0]
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2)
+        self.norm, self.places = nn.LayerNorm(WIDTH), nn.Embedding(5, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.attention(x, x, x)[0]) + self.places(torch.arange(len(x)))
+
+
+class LowPrecision(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        CheckpointInside,
+        VectorizedBlock,
+        PartsOfWeights,
+        NormedWeight,
+        Recurrent,
+        Attending,
+        LowPrecision,
+    ],
+)
+def test_blocks_of_many_kinds_find_their_weights_again(
+    block: type[nn.Module], counts: BlockBackwards
+) -> None:
+    check(Toy(lambda _: block()))
+    assert (counts.num_kept, counts.num_again) == (2 * 3 * 3, 0)
 
 
 def test_a_graph_that_is_larger_than_planned_is_not_kept(counts: BlockBackwards) -> None:

@@ -79,6 +79,32 @@ def test_weights_tell_whose_memory_a_tensor_is() -> None:
     assert not weights.holds(torch.zeros(3))
 
 
+def test_a_view_of_a_weight_is_found_again_wherever_its_parameter_is_next() -> None:
+    one = ParameterSet("one", mixed())
+    one.bind(torch.zeros(one.layout.num_bytes, dtype=torch.uint8))
+    one.parameters["weight"].data.copy_(torch.arange(15.0).view(3, 5))
+    view = one.parameters["weight"][1:].t()
+    place, values = Weights([one]).place_of(view), view.detach().clone()
+    assert place is not None
+    contents = {name: p.detach().clone() for name, p in one.parameters.items()}
+    one.release()
+    with pytest.raises(ScheduleError, match="not in place"):
+        place.tensor()
+    # Another buffer, with the parameters in another order and something in front.
+    elsewhere = ParameterLayout.pack(dict(reversed(one.parameters.items())))
+    flat = torch.zeros(elsewhere.num_bytes + 64, dtype=torch.uint8)[64:]
+    one.bind(flat, elsewhere)
+    for name, content in contents.items():
+        one.parameters[name].data.copy_(content)
+    again = place.tensor()
+    assert torch.equal(again, values)
+    assert again.stride() == view.stride()
+    assert again.data_ptr() == one.parameters["weight"][1:].data_ptr()
+    one.bind(flat, ParameterLayout.pack({"norm": one.parameters["norm"]}))
+    with pytest.raises(ScheduleError, match="weight of one is not in place"):
+        place.tensor()
+
+
 def test_several_sets_can_share_one_ring_of_memory() -> None:
     one, other = ParameterSet("one", mixed()), ParameterSet("other", mixed())
     num_bytes = one.layout.num_bytes
