@@ -387,6 +387,25 @@ def test_a_saved_tensor_that_is_changed_in_place_is_refused(counts: BlockBackwar
     assert len(store) == 0
 
 
+class LeavesALoss(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.aside = x.square().mean()
+        return super().forward(x)
+
+
+class CollectsLosses(Toy):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        (loss,) = super().forward(x)
+        return (loss + sum(block.aside for block in self.blocks),)
+
+
+def test_gradients_that_reach_a_kept_graph_from_outside_are_refused() -> None:
+    step, _, store = drive(CollectsLosses(lambda _: LeavesALoss()))
+    with pytest.raises(ConfigError, match="that a block made and did not return"):
+        step(toy_batches(2))
+    assert len(store) == 0
+
+
 class WithHooks(Toy):
     """Hooks inside blocks run as often as in plain training."""
 
