@@ -118,7 +118,6 @@ def step_load(
         return max(seconds) if machine.ssd_path.is_duplex else sum(seconds)
 
     gradients = traffic.gradient_spill_bytes
-    updates = drives(traffic.state_read_bytes + gradients, traffic.state_written_bytes)
     cpu_seconds = traffic.num_parameters / machine.cpu_update_parameters_per_second
     forward = max(
         traffic.forward_flops / gpu_flops,
@@ -127,7 +126,15 @@ def step_load(
         traffic.spilled_bytes / write,
     )
     if clips:
-        forward = max(forward, cpu_seconds, updates)
+        # The drives carry updates and swapped outputs in the same pass.
+        forward = max(
+            forward,
+            cpu_seconds,
+            drives(
+                traffic.state_read_bytes + gradients,
+                traffic.state_written_bytes + traffic.spilled_bytes,
+            ),
+        )
     backward = max(
         (traffic.backward_flops + traffic.recompute_flops) / gpu_flops,
         (traffic.weight_copy_bytes + traffic.swapped_bytes) / up,
