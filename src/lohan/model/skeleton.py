@@ -74,8 +74,10 @@ def make_skeleton(
     copy_of: dict[int, nn.Module] = {}
     originals = list(_modules(model, alike, set()))
     for original in originals:
-        copied = copy.copy(original)
+        # Not `copy.copy`: a module with parametrizations refuses to be pickled, which that asks.
+        copied = object.__new__(type(original))
         slots = vars(copied)
+        slots.update(vars(original))
         slots.pop("forward", None)  # An instance's own forward would run the original.
         for name, value in list(slots.items()):
             if isinstance(value, torch.Tensor):

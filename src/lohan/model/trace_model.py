@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lohan.errors import ConfigError, LohanError
 from lohan.model.blocks import FoundBlock, find_blocks, structure_of
@@ -32,7 +31,8 @@ from lohan.model.trace_ops import (
     tensor_bytes,
     tensors_in,
 )
-from lohan.model.trace_pretence import as_if_real, quiet
+from lohan.model.trace_pretence import FlashAttention, as_if_real, quiet
+from lohan.model.trace_repetition import repetition
 
 MakeInputs = Callable[[int, int], dict[str, Any]]
 """Makes the keyword arguments of `forward` for a batch and a sequence length."""
@@ -56,6 +56,8 @@ class Stretch:
         num_tokens: length of the sequence dimension of the tensor it received.
         side_bytes: of what runs outside blocks, tensors without a gradient that go to the blocks
             behind it.
+        inside, after: storage keys of the parameters that a block used, and those that code
+            between it and the next one used.
     """
 
     label: str
@@ -65,24 +67,9 @@ class Stretch:
     output_bytes: int = 0
     num_tokens: int | None = None
     side_bytes: int = 0
+    inside: set[int] = field(default_factory=set)
+    after: set[int] = field(default_factory=set)
     parameters: set[int] = field(default_factory=set)
-
-
-class _FlashAttention(TorchFunctionMode):
-    """Lets attention keep its fused kernel where this device's would refuse dropout.
-
-    Such kernels make the dropout mask again from a seed: bytes and FLOPs are the same without it.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is nn.functional.scaled_dot_product_attention:
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            kwargs.pop("dropout_p", None)
-        return func(*args, **kwargs)
 
 
 class TraceableModel:
@@ -120,6 +107,8 @@ class TraceableModel:
             first = firsts.setdefault(self.structures[block.name], block.module)
             if first is not block.module:
                 alike[id(block.module)] = first
+        self.is_shared = bool(alike)
+        """Whether one copy stands for several blocks."""
         with self._mode:
             self.skeleton = make_skeleton(model, dtype, device, alike)
 
@@ -150,7 +139,7 @@ class TraceableModel:
             hooks = torch.autograd.graph.saved_tensors_hooks(
                 tracer.recorder.keep_saved, lambda tensor: tensor
             )
-            fused = _FlashAttention() if self._should_assume_flash else nullcontext()
+            fused = FlashAttention() if self._should_assume_flash else nullcontext()
             pretence = as_if_real() if is_as_if_real else nullcontext()
             with _explained(self.model, tracer), quiet(), pretence, torch.enable_grad():
                 with fused, hooks, tracer.recorder:
@@ -158,7 +147,12 @@ class TraceableModel:
                 with tracer.recorder:
                     tracer.finish(result)
             self.skeleton.module.zero_grad(set_to_none=True)
-        tracer.assign_parameters()
+        if tracer.assign_parameters() and self.is_shared:
+            # Code outside the blocks reads weights of one: with copies of their own, of which.
+            self.is_shared = False
+            with self._mode:
+                self.skeleton = make_skeleton(self.model, self.dtype, self.device, {})
+            return self._run(make_inputs, point, is_as_if_real=is_as_if_real)
         return _without_empty_bridges(tracer.stretches)
 
 
@@ -240,13 +234,17 @@ class _Tracer:
             if first is not None:
                 # The first of the kind speaks for it; what this one ran besides is the same.
                 stretch.segment = first.segment
+            # Code between two blocks runs while the first is there, and back with the second.
+            stretch.inside, segment.parameters = segment.parameters, stretch.after
+            if first is not None:
+                stretch.inside |= first.inside
             stretch.input_bytes = _distinct_bytes(t for t in entering if t.requires_grad)
             stretch.output_bytes = _distinct_bytes(
                 t for t in tensors_in(result) if t.is_floating_point()
             )
             stretch.num_tokens = _num_tokens(entering)
             if first is None:
-                self._seen[kind] = (stretch, _repetition((args, kwargs), result))
+                self._seen[kind] = (stretch, repetition((args, kwargs), result))
             self.stretches.append(stretch)
             if block.is_last:
                 self.recorder.segment = Segment()
@@ -294,17 +292,27 @@ class _Tracer:
                 remedy="pass inputs that use the whole model",
             )
 
-    def assign_parameters(self) -> None:
-        """Give every stretch the ids of the original parameters it uses, the unused ones too."""
+    def assign_parameters(self) -> bool:
+        """Give every stretch the ids of the original parameters it uses, the unused ones too; tell
+        whether some of a block are used outside of blocks."""
         key_to_id = {storage_key(f): i for i, f in self._skeleton.fake_of.items()}
         used: dict[int, Stretch] = {}
         inside_ids = {id(p) for block in self._blocks for p in block.module.parameters()}
+        between: set[int] = set()
+        outside: set[int] = set()
         for stretch in self.stretches:
             seen = {key_to_id[key] for key in stretch.segment.parameters}
             if stretch.block is not None:
                 # A repetition ran nothing: its own weights, and the kind's from outside blocks.
                 own = {id(p) for p in stretch.block.module.parameters()}
-                seen = own | (seen - inside_ids)
+                after = {key_to_id[key] for key in stretch.after}
+                outside |= after
+                used_inside = {key_to_id[key] for key in stretch.inside} - inside_ids
+                seen = own | used_inside | after | between
+                between = after
+            else:
+                seen, between = seen | between, set()
+                outside |= seen
             stretch.parameters = seen
             for identity in seen:
                 used.setdefault(identity, stretch)
@@ -313,6 +321,7 @@ class _Tracer:
             # Never used: it goes where its neighbour in the model goes.
             home = used.get(id(parameter), home)
             home.parameters.add(id(parameter))
+        return bool(outside & inside_ids)
 
 
 @contextmanager
@@ -334,40 +343,6 @@ def _explained(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
 
 def _look(tensor: torch.Tensor) -> object:
     return tuple(tensor.shape), tensor.dtype, tensor.requires_grad
-
-
-def _repetition(inputs: Any, result: Any) -> Callable[[list[Any]], Any] | None:
-    """Return how to make a block's result from its inputs without running it, if one can.
-
-    Each floating output is replaced by the input that looks like it, so that gradients still flow.
-    """
-    leaves, structure = tree_flatten(result)
-    entering = tree_leaves(inputs)
-    sources: list[int | None] = []
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            sources.append(None)
-            continue
-        alike = [
-            place
-            for place, tensor in enumerate(entering)
-            if isinstance(tensor, torch.Tensor)
-            and tensor.shape == leaf.shape
-            and tensor.dtype == leaf.dtype
-            and tensor.requires_grad == leaf.requires_grad
-        ]
-        if not alike:
-            return None
-        sources.append(alike[0])
-
-    def repeat(given: list[Any]) -> Any:
-        stand_ins = [
-            leaf if source is None else given[source]
-            for leaf, source in zip(leaves, sources, strict=True)
-        ]
-        return tree_unflatten(stand_ins, structure)
-
-    return repeat
 
 
 def _distinct_bytes(tensors: Any) -> int:

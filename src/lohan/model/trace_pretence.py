@@ -1,6 +1,6 @@
 """What must be kept from torch and transformers while a model runs on fake tensors.
 
-Owns two contexts; used by `trace_model`.
+Owns three contexts; used by `trace_model`.
 """
 
 import logging
@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
@@ -38,3 +41,20 @@ def as_if_real() -> Iterator[None]:
         yield
     finally:
         masks.is_tracing = is_tracing
+
+
+class FlashAttention(TorchFunctionMode):
+    """Lets attention keep its fused kernel where this device's would refuse dropout.
+
+    Such kernels make the dropout mask again from a seed: bytes and FLOPs are the same without it.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is nn.functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)

@@ -225,6 +225,12 @@ class ParameterSet:
         nothing = self._nothing.get((tensor.dtype, tensor.device))
         return nothing is not None and storage_key(tensor) == storage_key(nothing)
 
+    def names_like(self, tensor: torch.Tensor) -> list[str]:
+        """The parameter that a tensor is, or all that it may be (a view of)."""
+        found = [name for name, own in self.parameters.items() if own is tensor]
+        alike = [name for name, own in self.parameters.items() if own.shape == tensor.shape]
+        return found or alike or list(self.parameters)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightPlace:
@@ -283,10 +289,13 @@ class Weights:
         """Raise if the tensor is a parameter that is away."""
         for own in self._sets:
             if own.is_absent(tensor):
+                names = own.names_like(tensor)
                 raise ScheduleError(
-                    f"weights of {own.name} (shape {tuple(tensor.shape)}) are away and are "
-                    f"needed by {what}",
+                    f"weights of {own.name} ({' or '.join(names)}, shape {tuple(tensor.shape)}) "
+                    f"are away and are needed by {what}",
                     why="they are in place only where they were used when the model was traced; "
                     "those of a block only while it runs",
-                    remedy="use weights of a block inside it, and return what is needed of them",
+                    remedy="give a loss that reads weights to `attach` (loss_fn=, example=), which "
+                    "finds out where; else use weights of a block inside it and return what is "
+                    "needed of them",
                 )
