@@ -132,11 +132,13 @@ class SegmentedModel:
     ) -> list[Any]:
         """Batches whose random numbers must be counted before they can go layer by layer with
         others: one of each shape not seen before, once a model was found to draw any."""
+        if len(micro_batches) == 1:
+            return []
         setting = draw_setting(self.model, loss_fn)
         has_draws = self._ledger.has_draws.get(setting)
         # Models draw in training; a loss may at any time.
         may_draw = loss_fn is not None or any(part.training for part in self.model.modules())
-        if len(micro_batches) == 1 or not may_draw or has_draws is False:
+        if not may_draw or has_draws is False:
             return []
         found: dict[Hashable, Any] = {}
         for batch in micro_batches:
@@ -191,8 +193,11 @@ class SegmentedModel:
             sums=GradientSums(self._sets, self._hooks.gradient_buffer) if has_gradients else None,
             with_backward=self.segments.with_backward(self.model),
         )
-        setting = draw_setting(self.model, loss_fn)
-        signatures = [signature_of(batch, setting) for batch in batches]
+        signatures: list[Hashable] = [None] * len(batches)
+        if len(batches) > 1 or order is ForwardOrder.MICRO_BATCH_MAJOR:
+            # One that is alone is neither predicted nor learned, and the walk takes a while.
+            setting = draw_setting(self.model, loss_fn)
+            signatures = [signature_of(batch, setting) for batch in batches]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._tidy(micro_batches))
             stack.enter_context(memory_features_off(self.model))
