@@ -75,6 +75,13 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     for key in _SIZES:
         if key in values:
             values[key] = _size_bytes(values[key], f"{where}.{key}")
+    device = values.get("device")
+    if device is not None and not isinstance(device, str):
+        raise ConfigError(
+            f"{where}.device is {device!r}",
+            why="a device is named by a text",
+            remedy="write cuda, cuda:0, cpu or emulated, or leave it out",
+        )
     return OffloadConfig(
         ssd=_directories(found.get("ssd"), f"{where}.ssd"),
         archive_steps=_steps(found.get("archive_steps"), f"{where}.archive_steps"),

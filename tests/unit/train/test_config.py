@@ -108,6 +108,7 @@ def test_an_unknown_key_is_refused_with_the_name_to_write(
         ("offload:\n  ssd: /a\n  ram: lots\n", "offload.ram"),
         ("offload:\n  ssd: /a\n  ram: -5\n", "offload.ram"),
         ("offload:\n  ssd: /a\n  archive_steps: 0\n", "archive_steps"),
+        ("offload:\n  ssd: /a\n  device: 5\n", "device is 5"),
         ("learning_rate: fast\noffload: {ssd: /a}\n", "learning_rate"),
         ("packing: sometimes\noffload: {ssd: /a}\n", "packing"),
         ("model: [a, b]\noffload: {ssd: /a}\n", "model"),
