@@ -124,3 +124,37 @@ def test_states_of_two_steps_are_never_given_as_one(what: str, tmp_path: Path) -
             next(read)
         assert len(list(getattr(engine, what)())) == len(list(model.parameters()))
         engine.close(should_delete=True)
+
+
+def test_parameters_that_were_replaced_are_refused_before_the_step(tmp_path: Path) -> None:
+    model = make_toy(make)
+    optimizer = toy_optimizer(model, max_grad_norm=None)
+    batches = toy_steps(1)[0]
+    with attach_toy(model, optimizer, tmp_path) as engine:
+        before = model.enter
+        model.enter = nn.Linear(*reversed(before.weight.shape)).to(torch.bfloat16)
+        with pytest.raises(ConfigError, match=r"enter\.weight is another parameter since"):
+            engine.step(batches)
+        model.enter = before
+        assert engine.step(batches).step == 1
+        engine.close(should_delete=True)
+
+
+def test_moments_of_another_optimizer_are_not_taken_without_a_word(tmp_path: Path) -> None:
+    model = make_toy(make)
+    other = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    other.step()
+    model.zero_grad()
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    with pytest.raises(ConfigError, match=r"moments of .* parameters were given"):
+        optimizer.load_state_dict(other.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_parameters_without_a_shape_are_refused(tmp_path: Path) -> None:
+    model = make_toy(make)
+    model.lazy = nn.LazyLinear(3, dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"have no shape yet, lazy\.weight the first"):
+        attach_toy(model, AdamW(model.parameters(), lr=1e-3), tmp_path)

@@ -106,6 +106,20 @@ class AdamW(torch.optim.Optimizer):
             remedy="call `engine.step(micro_batches)` in place of backward and optimizer.step",
         )
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the settings of groups; moments are the engine's.
+
+        Raises:
+            ConfigError: there are moments in it, which would be without effect.
+        """
+        if state_dict.get("state"):
+            raise ConfigError(
+                f"moments of {len(state_dict['state'])} parameters were given to lohan.AdamW",
+                why="states live with the engine, and these would be without effect",
+                remedy="pass them to `lohan.attach` as moments=",
+            )
+        super().load_state_dict(state_dict)
+
     def note_step(self) -> None:
         """The engine has taken a step: schedulers warn when they are asked to go on before one."""
         vars(self)["_opt_called"] = True

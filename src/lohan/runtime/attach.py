@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from lohan.device import open_device
 from lohan.device.device import Device
@@ -253,6 +254,13 @@ def _check_optimizer(model: torch.nn.Module, optimizer: object) -> None:
             f"the optimizer is a {type(optimizer).__module__}.{type(optimizer).__name__}",
             why="states live with the engine, which knows AdamW",
             remedy="use lohan.AdamW(model.parameters(), lr=...)",
+        )
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
+        raise ConfigError(
+            f"{len(lazy)} parameters of the model have no shape yet, {lazy[0]} the first",
+            why="a lazy module makes them when it first runs, and their states need places before",
+            remedy="call the model once with a small batch, then make the optimizer and attach",
         )
     grouped = set(optimizer.group_of())
     without = [

@@ -28,7 +28,12 @@ from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan, start_running
 from lohan.runtime.seal_metadata import seal_metadata, sealed_counters
 from lohan.runtime.segments import LossFunction
-from lohan.runtime.step_record import StepRecord, groups_by_name, looks_at_gradients
+from lohan.runtime.step_record import (
+    StepRecord,
+    groups_by_name,
+    looks_at_gradients,
+    refuse_replaced,
+)
 from lohan.runtime.traced_model import sizes_of
 from lohan.simulate import SimulatedStep
 from lohan.trace import Recorder
@@ -86,6 +91,10 @@ class Engine(EngineAnswers):
         batches = self._setup.on_device(micro_batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
         shares = loss_weights(batches, weights, is_causal=self._setup.is_causal)
+        refuse_replaced(
+            self.model,
+            {n: p for own in self._setup.sets.values() for n, p in own.parameters.items()},
+        )
         rates, running = self._setup.rates_of(self.optimizer), self._plan_for(batches)
         with self._failing_for_good():
             self._learn_draws(running, batches, loss_fn)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lohan.errors import NonFiniteGradients
+from lohan.errors import ConfigError, NonFiniteGradients
 from lohan.optimizer import AdamWSettings, UpdateRange, combine_leaf_sums
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates, clip_scale
 from lohan.schedule.task import Move, Task
@@ -194,6 +194,24 @@ def groups_by_name(model: torch.nn.Module, optimizer: AdamW) -> dict[str, int]:
         for name, parameter in model.named_parameters()
         if id(parameter) in group_of
     }
+
+
+def refuse_replaced(model: torch.nn.Module, attached: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a model whose parameters are not those that were attached.
+
+    Raises:
+        ConfigError: naming the first; nothing was changed.
+    """
+    now = dict(model.named_parameters())
+    for name, parameter in attached.items():
+        if now.get(name) is not parameter:
+            raise ConfigError(
+                f"{name} is {'another parameter' if name in now else 'gone'} since the model was "
+                "attached",
+                why="its weights and states are with the engine, under the one that was there",
+                remedy="change the model before it is attached; attach again with weights= to "
+                "start from other values",
+            )
 
 
 def tensor_rates(
