@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 import transformers
@@ -14,7 +15,7 @@ from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
 from lohan.runtime.loss import loss_weights
-from lohan.units import KIB, parse_bytes
+from lohan.units import KIB, MIB, parse_bytes
 from support.in_memory_training import train_in_memory
 from support.small_machines import small_machine
 
@@ -124,3 +125,44 @@ def test_less_than_the_least_is_refused(device: str, gpu_bytes: int | None, tmp_
             assert again[name] is not None
             assert abs(again[name] - nbytes) <= nbytes / 32, "another least than before"
     assert not any(tmp_path.iterdir()), "a refusal writes nothing"
+
+
+def test_more_than_the_least_fits_too(tmp_path: Path) -> None:
+    # Whether another block of state lives in RAM changes what all the others need.
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=4,
+        attention_head_dim=16,
+        num_layers=6,
+        in_channels=4,
+        out_channels=8,
+        sample_size=8,
+        num_embeds_ada_norm=10,
+    )
+    batch = {
+        "hidden_states": torch.zeros(8, 4, 8, 8, dtype=torch.bfloat16),
+        "timestep": torch.zeros(8, dtype=torch.long),
+        "class_labels": torch.zeros(8, dtype=torch.long),
+    }
+
+    def loss_fn(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(**batch).sample.float().pow(2).mean()
+
+    def attach_with(ram_bytes: int) -> None:
+        twin = copy.deepcopy(model).to(torch.bfloat16)
+        attach_engine(
+            twin,
+            AdamW(twin.parameters(), lr=1e-3),
+            ssd=[tmp_path],
+            ram_bytes=ram_bytes,
+            gpu_bytes=None,
+            machine=small_machine(),
+            device="cpu",
+            largest_step=[batch],
+            loss_fn=loss_fn,
+        ).close(should_delete=True)
+
+    with pytest.raises(DoesNotFit) as refused:
+        attach_with(MIB)
+    least = named_least(refused.value)["ram_bytes"]
+    for part in range(0, 16, 3):
+        attach_with(least + least * part // 16)

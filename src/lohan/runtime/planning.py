@@ -45,6 +45,7 @@ Policy = Callable[[Machine, ModelShape, Workload], Plan]
 
 _GPU_SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
 """Shares of main memory given to the GPU tier, tried where both are one memory."""
+_MOST_ATTEMPTS = 8
 _AMPLE_TIMES = 8
 """So many times the RAM of the leanest plan, and RAM is not what lacks."""
 
@@ -267,7 +268,7 @@ class _Planning:
         allowed, layout = machine.ram_bytes, self.layout
         needed = self._reserved(budgets) + rounding_bytes(layout)
         usable = allowed - needed
-        for _ in range(4):
+        for attempt in range(_MOST_ATTEMPTS):
             if usable <= 0:
                 break
             # A policy leaves a share of RAM to the system; here all of the budget is the engine's.
@@ -278,7 +279,9 @@ class _Planning:
             needed = needed_ram_bytes(plan, layout) + self._reserved(budgets)
             if needed <= allowed or callable(self.policy) or not plan.system.uses_residency:
                 return plan
-            usable -= needed - allowed
+            # Whole blocks of state come and go with a little RAM: ask for ever larger steps, so
+            # that a generous budget never fails where a smaller one does.
+            usable -= (needed - allowed) << attempt
         raise DoesNotFit(
             f"{format_bytes(allowed)} of RAM are allowed for {self.shape.name}",
             why=f"buffers alone need {format_bytes(needed)}",

@@ -22,6 +22,7 @@ from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.runtime.away import is_away, refuse_calls
 from lohan.runtime.budgets import Budgets
 from lohan.runtime.loss import Progress
 from lohan.runtime.memory import try_to_pin
@@ -342,6 +343,7 @@ def take_model_out(
     )
     for own in sets.values():
         own.take_out(target)
+    refuse_calls(model, [model.get_submodule(block.name) for block in segments.blocks])
     return sets
 
 
@@ -363,7 +365,7 @@ def initial_tensors(
     """
     if weights is not None:
         return weights
-    away = [name for name, parameter in model.named_parameters() if _is_away(parameter)]
+    away = [name for name, parameter in model.named_parameters() if is_away(parameter)]
     if away:
         raise ConfigError(
             f"{len(away)} parameters of the model have no values, {away[0]} the first: an engine "
@@ -381,12 +383,6 @@ def initial_tensors(
             remedy="pass weights=, an iterable of (name, tensor), or a model with data",
         )
     return ((name, parameter.detach().cpu()) for name, parameter in model.named_parameters())
-
-
-def _is_away(parameter: torch.Tensor) -> bool:
-    """Whether it is what engines leave in place of a parameter: one NaN, spread over its shape."""
-    is_one = parameter.numel() > 1 and not parameter.is_meta and not any(parameter.stride())
-    return is_one and bool(parameter.detach().flatten()[0].isnan())
 
 
 def _goes_to_ssd(plan: Plan, number: int) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
+from lohan.runtime.away import calls_allowed
 from lohan.runtime.randomness import DrawLedger, Generators, draw_setting, signature_of
 from lohan.runtime.segments.ambient import Ambient, memory_features_off
 from lohan.runtime.segments.block_run import BlockRunner
@@ -200,6 +201,7 @@ class SegmentedModel:
             signatures = [signature_of(batch, setting) for batch in batches]
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._tidy(micro_batches))
+            stack.enter_context(calls_allowed(self.model))
             stack.enter_context(memory_features_off(self.model))
             stack.enter_context(self._interceptor.installed())
             stack.enter_context(self._gradient_hooks(passes.on_gradient))

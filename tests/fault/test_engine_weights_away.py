@@ -1,0 +1,53 @@
+"""Whoever computes with a model between steps, or saves it, is told that its weights are away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lohan.errors import ConfigError
+from support.engine_faults import everything_moves
+from support.engine_runs import attach, batches_of, build, optimizer_for
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def assert_refused(model: torch.nn.Module, batch: dict[str, Any]) -> None:
+    calls = [
+        lambda: model(**batch),
+        lambda: model.get_submodule("model")(input_ids=batch["input_ids"]),
+        lambda: model.generate(batch["input_ids"], max_new_tokens=1),  # type: ignore[operator]
+        model.state_dict,
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="weights are away") as caught:
+            call()
+        assert "engine.evaluate()" in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_a_model_is_not_computed_with_while_its_weights_are_away(
+    device: str, tmp_path: Path
+) -> None:
+    case = everything_moves(device)
+    steps = batches_of(case)
+    model = build(case)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        assert_refused(model, steps[0][0])
+        before = engine.evaluate(steps[0])
+        engine.step(steps[0])
+        assert_refused(model, steps[0][0])
+        engine.step(steps[1])
+    assert_refused(model, steps[0][0])
+
+    model.load_state_dict(values, assign=True)
+    model.to("cpu")
+    with torch.no_grad():
+        assert model(**steps[0][0]).loss.item() == pytest.approx(before[0], rel=0.05)
+
+    # Another engine on the same model: what the first left does not stand in its way.
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        assert engine.evaluate(steps[0]) == before
+        assert_refused(model, steps[0][0])
