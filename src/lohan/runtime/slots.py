@@ -232,7 +232,7 @@ class ParameterSet:
         return found or alike or list(self.parameters)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPlace:
     """A tensor that is (a view of) a weight, without its memory: what a kept graph may hold."""
 
@@ -243,6 +243,9 @@ class WeightPlace:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    is_conj: bool
+    is_neg: bool
+    """Views that say "conjugate" or "negate" of memory that is neither yet."""
 
     def tensor(self) -> torch.Tensor:
         """The same tensor in the buffer the weights are in now.
@@ -253,9 +256,26 @@ class WeightPlace:
         flat = self.own.flat
         start = flat.storage_offset() + self.own.offset_bytes(self.name) + self.offset_bytes
         typed = torch.empty(0, dtype=self.dtype, device=flat.device)
-        return typed.set_(
+        typed = typed.set_(
             flat.untyped_storage(), start // self.dtype.itemsize, self.shape, self.strides
         )
+        typed = typed.conj() if self.is_conj else typed
+        return torch._neg_view(typed) if self.is_neg else typed
+
+    def copy(self) -> torch.Tensor:
+        """A copy that no kernel tells from the weight: strides and alignment are the same, too.
+
+        Raises:
+            ScheduleError: they are away.
+        """
+        weight = self.tensor()
+        if not weight.numel():
+            return weight.clone()
+        lead = self.offset_bytes % ALIGNMENT_BYTES // self.dtype.itemsize
+        steps = zip(self.shape, self.strides, strict=True)
+        length = lead + 1 + sum((size - 1) * stride for size, stride in steps)
+        memory = weight.as_strided((length,), (1,), int(weight.storage_offset()) - lead).clone()
+        return memory.as_strided(self.shape, self.strides, lead)
 
 
 class Weights:
@@ -277,8 +297,16 @@ class Weights:
             slot = own.slot_at(offset_bytes)
             if slot is not None:
                 inside_bytes = offset_bytes - slot.offset_bytes
-                shape, strides = tuple(tensor.shape), tensor.stride()
-                return WeightPlace(own, slot.name, inside_bytes, shape, strides, tensor.dtype)
+                return WeightPlace(
+                    own=own,
+                    name=slot.name,
+                    offset_bytes=inside_bytes,
+                    shape=tuple(tensor.shape),
+                    strides=tensor.stride(),
+                    dtype=tensor.dtype,
+                    is_conj=tensor.is_conj(),
+                    is_neg=tensor.is_neg(),
+                )
         return None
 
     def holds(self, tensor: torch.Tensor) -> bool:

@@ -141,7 +141,7 @@ class BlockRunner:
             watch, capture = None, self._capture(micro_batch, choices)
             raw = _run(call, args, kwargs, [capture])
         arrivals.refuse_changed_containers(f"block {self.name}")
-        outputs, exits = _leave(raw, arrivals.originals(), capture)
+        outputs, exits = _leave(raw, arrivals.originals(), capture, self._weights)
         if buffers is None:
             return outputs, None
         visit = BlockVisit(
@@ -306,7 +306,10 @@ class BlockRunner:
 
 
 def _leave(
-    raw: Any, originals: Mapping[int, torch.Tensor], capture: CaptureMode | None
+    raw: Any,
+    originals: Mapping[int, torch.Tensor],
+    capture: CaptureMode | None,
+    weights: Weights,
 ) -> tuple[Any, list[Edge | None]]:
     """Outputs for the model, cut off from the block's graph, and the edges of their gradients."""
     leaves, spec = tree_flatten(raw)
@@ -322,6 +325,8 @@ def _leave(
         value = leaf.detach()
         if capture is not None and capture.shares_memory_with_stored(value):
             value = value.clone()  # the model may change its copy in place, not the store's
+        elif (place := weights.place_of(value)) is not None:
+            value = place.copy()  # the weights are about to leave
         left[id(leaf)] = leave(value) if leaf.requires_grad else value
         edges[id(leaf)] = edge_of(left[id(leaf)]) if leaf.requires_grad else None
     # An output that is there twice has one sum of gradients, taken once.

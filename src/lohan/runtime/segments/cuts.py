@@ -53,11 +53,14 @@ class _Enter(torch.autograd.Function):
         ctx: Any, anchor: torch.Tensor, value: torch.Tensor, deliver: Callable[[Any], None]
     ) -> torch.Tensor:
         ctx.deliver = deliver
+        # Where nothing arrives, nothing goes on: zeros would be a gradient for what is in front.
+        ctx.set_materialize_grads(False)
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.deliver(gradients[0])
+        if gradients[0] is not None:
+            ctx.deliver(gradients[0])
         return None, None, None
 
 

@@ -6,10 +6,11 @@ interleaved at blocks, and blocks are run again. So a micro-batch sees what it w
 what the nearest one before it wrote, as in a plain loop; never what a later one wrote. By identity:
 what is changed inside a value (a list that is cleared, a tensor in place, buffers) is everybody's.
 Made by `step` for one step; called by `micro_batch`, on the thread of the micro-batch or while it
-waits.
+waits, and by `passes` for its backward.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -32,9 +33,12 @@ class _Written:
     values: dict[int, Any] = field(default_factory=dict)
     """By micro-batch."""
 
-    def put(self, index: int) -> None:
+    def value_for(self, index: int) -> Any:
         before = [writer for writer in self.values if writer <= index]
-        value = self.values[max(before)] if before else self.original
+        return self.values[max(before)] if before else self.original
+
+    def put(self, index: int) -> None:
+        value = self.value_for(index)
         if value is _MISSING:
             self.target.pop(self.name, None)
         elif self.target.get(self.name, _MISSING) is not value:
@@ -73,6 +77,13 @@ class AttributeBook:
             if within is None or target in within:
                 one.put(index)
 
+    def keep(self, index: int) -> None:
+        """What a micro-batch has done since to attributes that were written before is its own."""
+        for one in self._written.values():
+            value = one.target.get(one.name, _MISSING)
+            if value is not one.value_for(index):
+                one.values[index] = value
+
 
 class OwnAttributes:
     """The attributes as one micro-batch sees them."""
@@ -98,6 +109,13 @@ class OwnAttributes:
         """Its forward is over: what a re-run leaves is put back by whoever runs it."""
         self.pause()
         self._is_over = True
+
+    @contextlib.contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Its code may run again, or be called: checkpoints, hooks, a Function's backward."""
+        self._book.put(self._index)
+        yield
+        self._book.keep(self._index)
 
     def around(self, module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The forward of a block that sees these attributes, and notes what it changes."""

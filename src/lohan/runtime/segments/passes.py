@@ -224,7 +224,7 @@ class Passes:
             self._check_in_place(segment)
         for micro_batch in self._micro_batches:
             told = _told(f"in {segment.name}, backward of micro-batch {micro_batch.index}")
-            with told, self._unhooked(segment):
+            with told, self._unhooked(segment), micro_batch.attributes.in_backward():
                 if segment.kind is SegmentKind.BLOCK:
                     self._block_backward(segment, micro_batch)
                 else:

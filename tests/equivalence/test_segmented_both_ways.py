@@ -1,0 +1,222 @@
+"""Awkward blocks against plain PyTorch, through kept graphs and run again.
+
+Weights come in a fresh buffer for every visit, and the buffers they left are filled with NaN.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lohan.runtime.segments import SegmentedModel, map_segments
+from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from support.block_backwards import count_backwards
+from support.plain_training import (
+    ComeAndGo,
+    assert_same_gradients,
+    plain_step,
+    same_bits,
+    twin,
+)
+from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
+
+
+@pytest.fixture(params=["kept", "again"])
+def check(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[nn.Module], None]:
+    """Compares two steps of three micro-batches with those of plain training."""
+    counts = count_backwards(monkeypatch)
+    choices = BlockChoices(graph_bytes=1 << 20 if request.param == "kept" else None)
+
+    def run(model: nn.Module, *, is_kept: bool = True) -> None:
+        plain = twin(model)
+        segments = map_segments(model)
+        sets = segments.parameter_sets(model)
+        hooks, store = ComeAndGo(segments, sets), KeepStore()
+        driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store)
+        for _ in range(2):
+            expected_losses, expected = plain_step(plain, toy_batches(3))
+            hooks.gradients.clear()
+            hooks.missing.clear()
+            losses = driven.step(
+                toy_batches(3), choices={block.id: choices for block in segments.blocks}
+            )
+            assert all(map(same_bits, losses, expected_losses))
+            found = {n: g for n, g in hooks.gradients.items() if n not in hooks.missing}
+            assert_same_gradients(found, expected)
+            assert len(store) == 0
+        assert (counts.num_kept > 0) == (is_kept and request.param == "kept")
+
+    return run
+
+
+class ConjugateWeight(ToyBlock):
+    """Views of weights whose signs are not in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(WIDTH // 2, 2))
+        self.lean = nn.Parameter(torch.randn(WIDTH, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x) * torch.view_as_complex(self.lean).conj().imag
+        pairs = torch.view_as_complex(y.view(len(x), -1, 2))
+        turned = pairs * torch.view_as_complex(self.turn).conj()
+        return torch.view_as_real(turned).reshape(x.shape)
+
+
+def test_conjugate_and_negated_views_of_weights_stay_such(
+    check: Callable[..., None],
+) -> None:
+    check(Toy(lambda _: ConjugateWeight()))
+
+
+class ConjugateOutside(Toy):
+    """The same in code outside the blocks, between which its weights leave."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: ToyBlock())
+        self.turn = nn.Parameter(torch.randn(WIDTH, 2))
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        return super().body(x * torch.view_as_complex(self.turn).conj().imag)
+
+
+def test_negated_views_of_weights_outside_the_blocks_stay_such(
+    check: Callable[..., None],
+) -> None:
+    check(ConjugateOutside())
+
+
+class ReadsItsScale(ToyBlock):
+    """A part that is run again in backward reads an attribute, and so does a hook."""
+
+    scale: torch.Tensor
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(self.part, x, use_reentrant=False)
+        y.register_hook(lambda gradient: gradient * self.scale)
+        return torch.tanh(y)
+
+
+class WritesItsScale(ReadsItsScale):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale = x.detach().abs().mean()
+        return super().forward(x)
+
+
+class WritesScales(Toy):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            block.scale = x.detach().abs().mean()
+            x = block(x)
+        return x
+
+
+class ReadsBetween(Toy):
+    scale: torch.Tensor
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * self.scale
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        x = self.enter(x)
+        self.scale = x.detach().abs().mean()
+        x = checkpoint(self.part, x, use_reentrant=False)
+        return (self.leave(self.body(x)).square().mean(),)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Toy(lambda _: WritesItsScale()),
+        lambda: WritesScales(lambda _: ReadsItsScale()),
+        lambda: ReadsBetween(lambda _: ToyBlock()),
+    ],
+)
+def test_backward_sees_the_attributes_of_its_own_micro_batch(
+    make: Callable[[], nn.Module], check: Callable[..., None]
+) -> None:
+    check(make())
+
+
+class LeavesItsGradient(ToyBlock):
+    """Writes one attribute in forward and in backward, as those do that watch themselves."""
+
+    count = 0
+    last: torch.Tensor | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count, self.last = self.count + 1, None
+        y = super().forward(x)
+        y.register_hook(self.on_gradient)
+        return torch.tanh(y)
+
+    def on_gradient(self, gradient: torch.Tensor) -> None:
+        self.last = gradient.clone()
+
+
+# A block that is run again ends with the attributes it had before.
+@pytest.mark.parametrize("check", ["kept"], indirect=True)
+def test_what_hooks_leave_in_attributes_is_that_of_the_last_micro_batch(
+    check: Callable[..., None],
+) -> None:
+    model = Toy(lambda _: LeavesItsGradient())
+    plain = twin(model)
+    check(model)
+    for _ in range(2):
+        plain_step(plain, toy_batches(3))
+    for block, expected in zip(model.blocks, plain.blocks, strict=True):
+        assert block.count == expected.count == 6
+        assert same_bits(block.last, expected.last)
+
+
+class GivesNoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None
+
+
+class Stops(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(GivesNoGradient.apply(x))
+
+
+def test_in_front_of_a_block_that_gives_no_gradient_there_is_none(
+    check: Callable[..., None],
+) -> None:
+    """None, not zeros: weights would decay."""
+    check(Toy(lambda index: Stops() if index == 1 else ToyBlock()))
+
+
+class ReturnsWeights(ToyBlock):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weight = self.down.weight
+        return super().forward(x), weight, weight.t()[1:], weight.detach()[2:, ::2], weight[:0]
+
+
+class ReadsReturnedWeights(Toy):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        later = torch.zeros(())
+        for block in self.blocks:
+            x, weight, part, constant, empty = block(x)
+            x = x * weight.sum() + part[0].mean() + empty.sum()
+            later = later + part.sum() * constant.mean()
+        return x * later
+
+
+def test_weights_that_a_block_returns_are_there_when_it_is_over(
+    check: Callable[..., None],
+) -> None:
+    check(ReadsReturnedWeights(lambda _: ReturnsWeights()), is_kept=False)
