@@ -220,3 +220,30 @@ def test_weights_that_a_block_returns_are_there_when_it_is_over(
     check: Callable[..., None],
 ) -> None:
     check(ReadsReturnedWeights(lambda _: ReturnsWeights()), is_kept=False)
+
+
+class CountsCalls(ToyBlock):
+    """Computes with how often it was called."""
+
+    num_calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return super().forward(x) * self.num_calls
+
+
+class CountsCallsWithoutHooks(CountsCalls):
+    """The watched forward ends early, and is started again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y + torch.func.grad(lambda one: torch.sin(one).sum())(x.detach())
+
+
+@pytest.mark.parametrize("block", [CountsCalls, CountsCallsWithoutHooks])
+def test_a_block_that_is_run_again_starts_with_the_attributes_it_had(
+    block: type[CountsCalls], check: Callable[..., None]
+) -> None:
+    model = Toy(lambda _: block())
+    check(model, is_kept=block is CountsCalls)
+    assert [one.num_calls for one in model.blocks] == [2 * 3] * 3

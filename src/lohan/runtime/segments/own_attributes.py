@@ -21,6 +21,8 @@ _Values = dict[str, Any]
 _OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
 """What every module has; `forward` is replaced while a step runs."""
 _MISSING = object()
+_Change = tuple[_Values, str, Any]
+"""Attributes of a module, the name of one, and its value before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,11 +40,7 @@ class _Written:
         return self.values[max(before)] if before else self.original
 
     def put(self, index: int) -> None:
-        value = self.value_for(index)
-        if value is _MISSING:
-            self.target.pop(self.name, None)
-        elif self.target.get(self.name, _MISSING) is not value:
-            self.target[self.name] = value
+        _put_back([(self.target, self.name, self.value_for(index))])
 
 
 class AttributeBook:
@@ -55,19 +53,15 @@ class AttributeBook:
         self.modules = modules
         self._written: dict[tuple[int, str], _Written] = {}
 
-    def note(self, index: int, before: Iterable[tuple[_Values, _Values]]) -> None:
-        """A micro-batch has run: what differs from before is its own."""
-        for target, then in before:
-            if len(target) == len(then) and all(map(is_, target.values(), then.values())):
-                continue  # as nearly always
-            for name in target.keys() | then.keys():
-                value = target.get(name, _MISSING)
-                if name not in _OWN_NAMES and value is not then.get(name, _MISSING):
-                    one = self._written.setdefault(
-                        (id(target), name),
-                        _Written(target=target, name=name, original=then.get(name, _MISSING)),
-                    )
-                    one.values[index] = value
+    def note(self, index: int, changes: Iterable[_Change]) -> None:
+        """A micro-batch has run: what it changed is its own."""
+        if not self.is_needed:
+            return
+        for target, name, then in changes:
+            one = self._written.setdefault(
+                (id(target), name), _Written(target=target, name=name, original=then)
+            )
+            one.values[index] = target.get(name, _MISSING)
 
     def put(self, index: int, modules: Iterable[torch.nn.Module] | None = None) -> None:
         """A micro-batch is about to run: all attributes, or those of some modules, are as for it
@@ -102,7 +96,7 @@ class OwnAttributes:
 
     def pause(self) -> None:
         """Its code outside the blocks waits for a block, or ends."""
-        self._book.note(self._index, self._before)
+        self._book.note(self._index, _changes(self._before))
         self._before = []
 
     def end(self) -> None:
@@ -118,16 +112,24 @@ class OwnAttributes:
         self._book.keep(self._index)
 
     def around(self, module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward of a block that sees these attributes, and notes what it changes."""
-        if not self._book.is_needed:
-            return forward
+        """The forward of a block that sees these attributes, and notes what it changes; run again,
+        it starts from where it did (`self.num_calls += 1`)."""
+        first: list[_Change] = []
 
         def with_own(*args: Any, **kwargs: Any) -> Any:
             parts = list(module.modules())
             self._book.put(self._index, parts)
-            before = [] if self._is_over else _snapshot(parts)
-            result = forward(*args, **kwargs)
-            self._book.note(self._index, before)
+            if self._is_over:
+                _put_back(first)
+                return forward(*args, **kwargs)
+            before = _snapshot(parts)
+            try:
+                result = forward(*args, **kwargs)
+            except BaseException:
+                _put_back(_changes(before))
+                raise
+            first[:] = _changes(before)
+            self._book.note(self._index, first)
             return result
 
         return with_own
@@ -135,3 +137,23 @@ class OwnAttributes:
 
 def _snapshot(modules: Iterable[torch.nn.Module]) -> list[tuple[_Values, _Values]]:
     return [(vars(part), dict(vars(part))) for part in modules]
+
+
+def _changes(before: Iterable[tuple[_Values, _Values]]) -> list[_Change]:
+    found: list[_Change] = []
+    for target, then in before:
+        if len(target) == len(then) and all(map(is_, target.values(), then.values())):
+            continue  # as nearly always
+        for name in target.keys() | then.keys():
+            value = then.get(name, _MISSING)
+            if name not in _OWN_NAMES and value is not target.get(name, _MISSING):
+                found.append((target, name, value))
+    return found
+
+
+def _put_back(changes: Iterable[_Change]) -> None:
+    for target, name, value in changes:
+        if value is _MISSING:
+            target.pop(name, None)
+        else:
+            target[name] = value
