@@ -1,5 +1,7 @@
 """Whoever computes with a model between steps, or saves it, is told that its weights are away."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,33 @@ def test_a_model_is_not_computed_with_while_its_weights_are_away(
     with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
         assert engine.evaluate(steps[0]) == before
         assert_refused(model, steps[0][0])
+
+
+class Around(torch.nn.Module):
+    """A model that is part of another one."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **batch: Any) -> Any:
+        return self.inner(**batch)
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, Around])
+def test_a_copy_of_a_model_and_one_around_it_can_be_trained_in_their_turn(
+    make: Callable[[torch.nn.Module], torch.nn.Module], tmp_path: Path
+) -> None:
+    case = everything_moves("cpu")
+    (batches, *_) = batches_of(case)
+    model = build(case)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        before = engine.evaluate(batches)
+    other = make(model)
+    getattr(other, "inner", other).load_state_dict(values, assign=True)
+    with attach(case, other, optimizer_for(case, other), tmp_path) as engine:
+        assert engine.evaluate(batches) == before
+        engine.step(batches)
+        with pytest.raises(ConfigError, match="weights are away"):
+            other(**batches[0])

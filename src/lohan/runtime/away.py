@@ -9,7 +9,6 @@ so instead; they stay with the model, since its weights do not come back by them
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -22,56 +21,39 @@ def is_away(parameter: torch.Tensor) -> bool:
     return is_one and bool(parameter.detach().flatten()[0].isnan())
 
 
-class _Guard:
-    """Of one model, whatever engines it has had."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._guarded: set[int] = set()
-
-    def watch(self, module: torch.nn.Module) -> None:
-        """Refuse calls of a module of the model; once is enough."""
-        if id(module) not in self._guarded:
-            self._guarded.add(id(module))
-            module.register_forward_pre_hook(self._before_forward, prepend=True)
-
-    def watch_saving(self, model: torch.nn.Module) -> None:
-        model.register_state_dict_pre_hook(self._before_state_dict)
-
-    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        if not self.is_open:
-            _refuse_away(module, f"{type(module).__name__} was called outside of a step")
-
-    def _before_state_dict(self, module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
-        _refuse_away(module, f"the state of {type(module).__name__} was asked for")
-
-
-_GUARDS: "WeakKeyDictionary[torch.nn.Module, _Guard]" = WeakKeyDictionary()
+_OPEN: set[int] = set()
+"""Modules of models that are in a step, by identity. Not kept in the hooks: copies of a model and
+models around it have these too."""
 
 
 def refuse_calls(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> None:
     """From now on, calling the model or a block of it while weights are away is an error, and so
     is saving it."""
-    guard = _GUARDS.get(model)
-    if guard is None:
-        guard = _GUARDS[model] = _Guard()
-        guard.watch_saving(model)
     for module in (model, *blocks):
-        guard.watch(module)
+        if _before_forward not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_before_forward, prepend=True)
+    if _before_state_dict not in model._state_dict_pre_hooks.values():
+        model.register_state_dict_pre_hook(_before_state_dict)
 
 
 @contextlib.contextmanager
 def calls_allowed(model: torch.nn.Module) -> Iterator[None]:
     """Weights come in time: the model may be called, on any thread."""
-    guard = _GUARDS.get(model)
-    if guard is None:
-        yield
-        return
-    guard.is_open = True
+    opened = {id(module) for module in model.modules()} - _OPEN
+    _OPEN.update(opened)
     try:
         yield
     finally:
-        guard.is_open = False
+        _OPEN.difference_update(opened)
+
+
+def _before_forward(module: torch.nn.Module, _args: Any) -> None:
+    if id(module) not in _OPEN:
+        _refuse_away(module, f"{type(module).__name__} was called outside of a step")
+
+
+def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+    _refuse_away(module, f"the state of {type(module).__name__} was asked for")
 
 
 def _refuse_away(module: torch.nn.Module, what: str) -> None:
