@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lohan.errors import ConfigError
 from lohan.runtime.segments import SegmentedModel, map_segments
 from lohan.runtime.swap_modes import BlockChoices, KeepStore
 from support.block_backwards import count_backwards
@@ -247,3 +248,36 @@ def test_a_block_that_is_run_again_starts_with_the_attributes_it_had(
     model = Toy(lambda _: block())
     check(model, is_kept=block is CountsCalls)
     assert [one.num_calls for one in model.blocks] == [2 * 3] * 3
+
+
+class NormedRows(ToyBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(5, WIDTH, max_norm=0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.places(torch.arange(len(x)))
+
+
+class NormedRowsOutside(Toy):
+    def __init__(self) -> None:
+        super().__init__(lambda _: ToyBlock())
+        self.enter.places = nn.Embedding(5, WIDTH, max_norm=0.5)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        return super().body(x + self.enter.places(torch.arange(len(x))))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Toy(lambda _: NormedRows()), r"blocks\.0\.places\.weight"),
+        (NormedRowsOutside, r"enter\.places\.weight"),
+    ],
+)
+def test_a_forward_that_changes_weights_is_refused(
+    make: Callable[[], nn.Module], name: str, check: Callable[..., None]
+) -> None:
+    """In plain training the change stays; here the weights would come again without it."""
+    with pytest.raises(ConfigError, match=f"{name} was changed in place by the forward"):
+        check(make())

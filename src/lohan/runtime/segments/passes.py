@@ -85,7 +85,7 @@ class Passes:
         phase = Phase.TURN if is_turn else Phase.FORWARD
         self._hooks.before(segment.id, phase)
         self._check_in_place(segment)
-        with self._unhooked(segment):
+        with self._unhooked(segment), self._unchanged(segment):
             for micro_batch in group:
                 if segment.kind is SegmentKind.BLOCK:
                     self._run_block(segment, micro_batch)
@@ -159,6 +159,25 @@ class Passes:
                     f"segment {segment.name} is to run and {name} is not in place",
                     why="`before` must bind every parameter a segment uses",
                     remedy="bind them there",
+                )
+
+    @contextlib.contextmanager
+    def _unchanged(self, segment: Segment) -> Iterator[None]:
+        """Only updates change weights: what a forward does to them leaves with them."""
+        owners = [(name, segment.id) for name in segment.parameters]
+        used = {
+            name: self._sets[owner].parameters[name] for name, owner in (*owners, *segment.borrowed)
+        }
+        before = [parameter._version for parameter in used.values()]
+        yield
+        for (name, parameter), version in zip(used.items(), before, strict=True):
+            if parameter._version != version:
+                raise ConfigError(
+                    f"{name} was changed in place by the forward of {segment.name}",
+                    why="weights are there only while they are needed, and come again as their "
+                    "last update has left them",
+                    remedy="leave out what changes them (max_norm of an embedding, clamping), or "
+                    "compute with a changed copy: `weight = self.weight.clamp(-1, 1)`",
                 )
 
     # Random numbers
