@@ -139,8 +139,17 @@ def put_buffers(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> N
             device = buffer.device if buffer is not None else _device_of(model)
             owner._buffers[own_name] = value.to(device)
         else:
-            with torch.no_grad():
-                buffer.copy_(value)
+            put_value(buffer, value)
+
+
+def put_value(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Write a value into a buffer of the same shape, which may be an expanded tensor."""
+    for dim, (size, stride) in enumerate(zip(buffer.shape, buffer.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            # One place for all: torch refuses to write to it more than once.
+            buffer, value = buffer.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    with torch.no_grad():
+        buffer.copy_(value)
 
 
 def _owner_of(model: torch.nn.Module, name: str) -> torch.nn.Module:

@@ -8,6 +8,7 @@ import torch
 
 from lohan.errors import CheckpointError
 from lohan.runtime.model_buffers import ModelBuffers, changed_buffers, put_buffers, stored_buffers
+from lohan.runtime.segments.changing_buffers import left_as_it_is
 
 VALUES = [
     torch.tensor(3),
@@ -86,3 +87,23 @@ def test_a_damaged_entry_is_refused(damage: dict[str, Any]) -> None:
     found["inner.own"] |= damage
     with pytest.raises(CheckpointError, match=r"buffer inner\.own in a seal cannot be read"):
         ModelBuffers(with_buffer(torch.ones(2)), found)
+
+
+def test_expanded_buffers_are_put_back() -> None:
+    def make(value: float) -> torch.nn.Module:
+        model = torch.nn.Module()
+        model.register_buffer("spread", torch.full((2, 1), value).expand(2, 5))
+        return model
+
+    sealed = ModelBuffers(make(2.0)).to_json()
+    model = make(1.0)
+    ModelBuffers(model, sealed)
+    assert torch.equal(model.spread, torch.full((2, 5), 2.0))
+
+
+def test_a_forward_that_leaves_no_trace_puts_expanded_buffers_back() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("spread", torch.ones(1).expand(5))
+    with left_as_it_is(model):
+        model.spread[:1] = 3.0
+    assert torch.equal(model.spread, torch.ones(5))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
+from lohan.runtime.model_buffers import put_value
 
 _SMALL_BYTES = 64 * 1024
 """Buffers up to this size are copied before every forward: one may begin to change at any time."""
@@ -128,6 +129,5 @@ def _put_back(current: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _write(values: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for buffer, value in values:
-            buffer.copy_(value)
+    for buffer, value in values:
+        put_value(buffer, value)
