@@ -33,18 +33,23 @@ def check(
     counts = count_backwards(monkeypatch)
     choices = BlockChoices(graph_bytes=1 << 20 if request.param == "kept" else None)
 
-    def run(model: nn.Module, *, is_kept: bool = True) -> None:
+    def run(
+        model: nn.Module,
+        *,
+        is_kept: bool = True,
+        batches: Callable[[], list[dict[str, Any]]] = toy_batches,
+    ) -> None:
         plain = twin(model)
         segments = map_segments(model)
         sets = segments.parameter_sets(model)
         hooks, store = ComeAndGo(segments, sets), KeepStore()
         driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store)
         for _ in range(2):
-            expected_losses, expected = plain_step(plain, toy_batches(3))
+            expected_losses, expected = plain_step(plain, batches())
             hooks.gradients.clear()
             hooks.missing.clear()
             losses = driven.step(
-                toy_batches(3), choices={block.id: choices for block in segments.blocks}
+                batches(), choices={block.id: choices for block in segments.blocks}
             )
             assert all(map(same_bits, losses, expected_losses))
             found = {n: g for n, g in hooks.gradients.items() if n not in hooks.missing}
@@ -281,3 +286,38 @@ def test_a_forward_that_changes_weights_is_refused(
     """In plain training the change stays; here the weights would come again without it."""
     with pytest.raises(ConfigError, match=f"{name} was changed in place by the forward"):
         check(make())
+
+
+class HoldsItsWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.weight = weight
+        ctx.save_for_backward(x)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradients[0] @ ctx.weight.t(), x.t() @ gradients[0]
+
+
+class TurnsItsWeightOnce(ToyBlock):
+    """Every forward lets go of a view of a weight and holds another: as many users as before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.turned: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.turned[:] = [self.mix.t()]
+        return HoldsItsWeight.apply(super().forward(x), self.turned[0])
+
+
+def test_a_block_that_holds_a_weight_is_known_for_it_with_all_inputs(
+    check: Callable[..., None],
+) -> None:
+    def unequal() -> list[dict[str, Any]]:
+        return [toy_batches(1, rows=rows)[0] for rows in (3, 4, 5)]
+
+    check(Toy(lambda _: TurnsItsWeightOnce()), is_kept=False, batches=unequal)

@@ -104,6 +104,8 @@ class BlockRunner:
         self._changed_later: set[int] = set()
         self._without_graph: set[Hashable] = set()
         """Inputs, by their shapes, for which the graph was found not to be one to keep."""
+        self._holds_weights = False
+        """Whether that was because of weights."""
 
     def forward(
         self,
@@ -169,10 +171,14 @@ class BlockRunner:
             )
         elif watch is not None:
             self._without_graph.add(arrivals.shapes)
+            # With other inputs it may let go of one weight and take another, which does not show.
+            self._holds_weights = self._holds_weights or watch.has_more_users()
         return outputs, visit
 
     def _watch(self, arrivals: Arrivals, choices: BlockChoices) -> GraphWatch | None:
-        if choices.graph_bytes is None or arrivals.shapes in self._without_graph:
+        if choices.graph_bytes is None or self._holds_weights:
+            return None
+        if arrivals.shapes in self._without_graph:
             return None
         return GraphWatch(
             f"block {self.name}",

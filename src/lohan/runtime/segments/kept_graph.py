@@ -66,7 +66,11 @@ class GraphWatch:
     def may_keep(self) -> bool:
         """Whether the graph holds no weight and no more than it may, now that the forward has
         ended."""
-        return self._num_bytes <= self._most_bytes and self._count_users() <= self._num_users
+        return self._num_bytes <= self._most_bytes and not self.has_more_users()
+
+    def has_more_users(self) -> bool:
+        """Whether something holds a weight now that did not before."""
+        return self._count_users() > self._num_users
 
     def _pack(self, tensor: torch.Tensor) -> WeightPlace | _Saved:
         place = self._weights.place_of(tensor)
