@@ -110,7 +110,7 @@ def logged(trainer: SFTTrainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-SMALL = {"ram": 6 << 20, "gpu": 4 << 20}
+SMALL = {"ram": 7 << 20, "gpu": 4 << 20}
 LARGER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 20}
 
 

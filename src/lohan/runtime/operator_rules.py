@@ -59,17 +59,18 @@ class SkippedValues:
         result: Any,
         *,
         is_skipped: bool,
+        is_stored: bool = False,
     ) -> None:
         """An operator has made these tensors, or changed them in place; views are neither.
 
         Memory that is older than the block (a buffer) has no operator that made it: what is written
-        there from skipped values is as little there as they are.
+        there from skipped values is as little there as they are, unless it is stored.
         """
         given = tensors_in((args, kwargs))
         memory = {storage_key(tensor) for tensor in tensors_in(result)}
         if not func._schema.is_mutable:
             memory -= {storage_key(tensor) for tensor in given}
-        elif not is_skipped:
+        elif not is_skipped and not is_stored:
             memory = {storage_key(tensor) for tensor in changed_in_place(func, args, kwargs)}
             read = {storage_key(tensor) for tensor in given} - memory
             is_skipped = bool(read & self._memory)

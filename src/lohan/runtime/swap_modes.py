@@ -218,7 +218,8 @@ class CaptureMode(TorchDispatchMode):
         if self.record.is_other or not self._is_as_expected(ordinal, func):
             return result
         is_skipped = ordinal in self._choices.skipped
-        if ordinal in self._choices.stored or is_skipped:
+        is_stored = ordinal in self._choices.stored
+        if is_stored or is_skipped:
             self._note(ordinal, func, args, kwargs, result)
         elif ordinal in self._choices.names and self._skipped.are_read_by(
             func, args, kwargs, result
@@ -229,7 +230,7 @@ class CaptureMode(TorchDispatchMode):
                 "the block's operators are those the choices were made for, but read other tensors",
                 "trace the model again and plan anew",
             )
-        self._skipped.enter(func, args, kwargs, result, is_skipped=is_skipped)
+        self._skipped.enter(func, args, kwargs, result, is_skipped=is_skipped, is_stored=is_stored)
         return result
 
     def _is_as_expected(self, ordinal: int, func: Any) -> bool:
