@@ -20,7 +20,8 @@ _OWN_BYTES = 8 * MIB
 _OWN_BYTES_PER_BLOCK = MIB
 _OWN_SHARE = 4
 # Computing in main memory leaves holes between tensors (up to 9 MiB were measured), and the math
-# libraries keep work space and compiled kernels (12 MiB on a processor with AVX-512).
+# libraries keep work space and compiled kernels: how much depends on the processor. One took 12 MiB
+# more than another from its first step on, which is put down to this.
 _MOST_COMPUTING_BYTES = 16 * MIB
 _COMPUTING_SHARE = 8
 _MOST_DOUBLINGS = 4

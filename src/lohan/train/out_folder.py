@@ -20,6 +20,7 @@ from lohan.train.resume_point import RUN_NAME, read_run
 from lohan.train.space import RESERVED_NAME
 
 TABLES_FOLDER = "tables"
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
 
 
@@ -108,8 +109,12 @@ def _locked(out: pathlib.Path) -> Iterator[None]:
                 why="the files of both would be mixed",
                 remedy="wait until it ends, or give another --out",
             ) from None
-        except OSError:
-            pass  # a filesystem without locks
+        except OSError as error:
+            # Filesystems without locks cannot keep two runs apart; the run goes on as it would.
+            if error.errno not in _WITHOUT_LOCKS:
+                raise storage_error(
+                    "the output folder cannot be locked", error.errno or errno.EIO, path=str(out)
+                ) from None
         yield
     finally:
         os.close(descriptor)
