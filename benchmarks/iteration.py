@@ -46,7 +46,7 @@ from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
 from lohan.simulate import SimulatedStep, simulate_plan
 from lohan.ssd import PacedEngine, choose_engine
-from lohan.store import MasterFormat
+from lohan.store import MasterFormat, StoreCounters
 from lohan.trace import Trace
 from lohan.units import format_bytes, format_rate
 
@@ -176,20 +176,29 @@ class Bench:
     def _timed(self, system: System, engine: Engine, num_steps: int) -> Row:
         ends = []
         for step in range(NUM_WARM_UP_STEPS + num_steps):
-            result = engine.step([self.small.batch_of(step)])
+            engine.step([self.small.batch_of(step)])
             ends.append(time.perf_counter())
         timed = ends[NUM_WARM_UP_STEPS - 1 :]
+        measured, traffic = engine.trace(), self._traffic_of_a_step(engine)
         assert engine.plan is not None
         return Row(
             system=system,
             seconds=[after - before for before, after in pairwise(timed)],
             prediction=simulate_plan(engine.plan, self.machine),
-            read_bytes=result.read_bytes,
-            written_bytes=result.written_bytes,
-            measured=engine.trace(),
+            read_bytes=traffic.read_bytes,
+            written_bytes=traffic.written_bytes,
+            measured=measured,
             plan=engine.plan,
             machine=self.machine,
         )
+
+    def _traffic_of_a_step(self, engine: Engine) -> StoreCounters:
+        """Of one more step, alone: timed steps run into each other, and so do their bytes."""
+        engine.synchronize()
+        before = engine.traffic
+        engine.step([self.small.batch_of(0)])
+        engine.synchronize()
+        return engine.traffic.since(before)
 
 
 HEAD = (

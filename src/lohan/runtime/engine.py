@@ -218,7 +218,7 @@ class Engine(EngineAnswers):
         for task in filter(looks_at_gradients, tasks):
             running.lanes.wait(task.id)
         self._counters.count(record)
-        ended, after = time.perf_counter(), running.counters
+        ended, traffic = time.perf_counter(), running.counters.since(before)
         busy = self._load.end(ended)
         self._learn_machine(running)
         return StepResult.of(
@@ -226,7 +226,7 @@ class Engine(EngineAnswers):
             counted_losses(found, shares, scale),
             tokens=sum(num_tokens(batch) for batch in batches),
             seconds=ended - started,
-            traffic=(before, after),
+            traffic=traffic,
             load=(busy, self._load.bottleneck),
         )
 

@@ -13,7 +13,7 @@ from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan
 from lohan.runtime.seal_metadata import Sealed
 from lohan.simulate import SimulatedStep
-from lohan.store import StateStore
+from lohan.store import StateStore, StoreCounters
 from lohan.trace import Recorder, Trace
 
 
@@ -78,6 +78,12 @@ class EngineAnswers:
     def written_bytes(self) -> int:
         """Written to the SSDs since the engine was attached: first states, steps, seals."""
         return self._setup.written_bytes
+
+    @property
+    def traffic(self) -> StoreCounters:
+        """SSD traffic of the plan in use. What a step moves goes on after its call has ended: for
+        exact figures ask after `synchronize`."""
+        return self._running.counters if self._running is not None else StoreCounters()
 
     @property
     def ram_peak_bytes(self) -> int:

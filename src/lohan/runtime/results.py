@@ -30,6 +30,7 @@ class StepResult:
     tokens: int
     seconds: float
     read_bytes: int
+    """While the step ran. Updates go on under the next step, and their bytes count there."""
     written_bytes: int
     busy: Mapping[str, float]
     """Share of the step's time each lane was at work."""
@@ -46,11 +47,10 @@ class StepResult:
         *,
         tokens: int,
         seconds: float,
-        traffic: tuple[StoreCounters, StoreCounters],
+        traffic: StoreCounters,
         load: tuple[Mapping[str, float], str],
     ) -> "StepResult":
-        """From a finished record, the SSD traffic before and after, and how busy lanes were."""
-        before, after = traffic
+        """From a finished record, the SSD traffic meanwhile, and how busy lanes were."""
         return cls(
             step=record.number,
             loss=sum(losses),
@@ -58,8 +58,8 @@ class StepResult:
             grad_norm=record.grad_norm,
             tokens=tokens,
             seconds=seconds,
-            read_bytes=after.read_bytes - before.read_bytes,
-            written_bytes=after.written_bytes - before.written_bytes,
+            read_bytes=traffic.read_bytes,
+            written_bytes=traffic.written_bytes,
             busy=load[0],
             bottleneck=load[1],
             is_skipped=record.is_skipped,

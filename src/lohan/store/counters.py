@@ -16,6 +16,14 @@ class StoreCounters:
     verified_bytes: int = 0
     """Of the bytes read, those compared with their checksums."""
 
+    def since(self, before: "StoreCounters") -> "StoreCounters":
+        """What was added after an earlier look at the same store."""
+        return StoreCounters(
+            read_bytes=self.read_bytes - before.read_bytes,
+            written_bytes=self.written_bytes - before.written_bytes,
+            verified_bytes=self.verified_bytes - before.verified_bytes,
+        )
+
 
 class Tally:
     """Adds up counters. Safe from any thread."""
