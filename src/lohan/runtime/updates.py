@@ -9,6 +9,7 @@ import ctypes
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -218,37 +219,38 @@ class Updates:
             assert flight is not None
             assert flight.gradient_offset is not None
             grad = over(flight.buffer, 2 * (end - begin), flight.gradient_offset).view(self._dtype)
+        # The same state for every call: groups differ in rates and step, not in where they live.
+        update = (
+            partial(
+                update_split,
+                grad,
+                SplitState(
+                    p16=arrays[Part.P16],
+                    lo16=arrays[Part.LO16],
+                    m32=arrays[Part.M32],
+                    v32=arrays[Part.V32],
+                ),
+            )
+            if Part.LO16 in arrays
+            else partial(
+                update_plain,
+                grad,
+                PlainState(
+                    p32=arrays[Part.P32],
+                    m32=arrays[Part.M32],
+                    v32=arrays[Part.V32],
+                    p16=arrays[Part.P16],
+                ),
+            )
+        )
         for settings, count, ranges in calls:
-            if Part.LO16 in arrays:
-                update_split(
-                    grad,
-                    SplitState(
-                        p16=arrays[Part.P16],
-                        lo16=arrays[Part.LO16],
-                        m32=arrays[Part.M32],
-                        v32=arrays[Part.V32],
-                    ),
-                    settings=settings,
-                    step=count,
-                    grad_scale=record.grad_scale,
-                    ranges=ranges,
-                    num_threads=self._num_threads,
-                )
-            else:
-                update_plain(
-                    grad,
-                    PlainState(
-                        p32=arrays[Part.P32],
-                        m32=arrays[Part.M32],
-                        v32=arrays[Part.V32],
-                        p16=arrays[Part.P16],
-                    ),
-                    settings=settings,
-                    step=count,
-                    grad_scale=record.grad_scale,
-                    ranges=ranges,
-                    num_threads=self._num_threads,
-                )
+            update(
+                settings=settings,
+                step=count,
+                grad_scale=record.grad_scale,
+                ranges=ranges,
+                num_threads=self._num_threads,
+            )
 
     def _array(
         self, block: BlockId, part: Part, begin: int, end: int, flight: _InFlight | None
