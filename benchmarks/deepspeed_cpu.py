@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from cpu_workload import DECAY, LR, Meter, batch_of, config_of, first_weights
+from fp32_products import compute_in_fp32
 
 # Pieces of the optimizer's states: small ones need less memory, and are no slower on one drive.
 SUB_GROUP = 20_000_000
@@ -65,8 +66,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--ssd", action="append", required=True)
     parser.add_argument("--checkpointed", action="store_true")
+    parser.add_argument("--fp32-products", action="store_true")
     args = parser.parse_args()
     join_alone()
+    if args.fp32_products:
+        compute_in_fp32()
     import deepspeed
     import torch
     from transformers import LlamaForCausalLM

@@ -11,7 +11,8 @@ Runs, each in a process of its own, on the same batches from the same weights:
   DeepSpeed               ZeRO-Infinity, parameters and states on SSD (with --deepspeed PYTHON only)
   DeepSpeed, checkpointed the same with activation checkpointing
 
---read-mbps and --write-mbps throttle the drive of the first --ssd for every system alike (root and
+--fp32-products computes matrix products in fp32 on every side (see `fp32_products.py`), for
+processors without bf16 instructions. --read-mbps and --write-mbps throttle the drive of the first --ssd for every system alike (root and
 cgroup v1). Prints tokens/s (median step), peak RSS after warm-up, bytes read and written per
 parameter and step, and the ratios; the last line is one JSON object.
 """
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpu_workload import DECAY, LR, MODELS, Meter, batch_of, config_of, first_weights
+from fp32_products import compute_in_fp32
 
 SYSTEMS = (
     "in memory",
@@ -154,6 +156,7 @@ def run_one(args, system: str) -> dict:
         command = [sys.executable, __file__, "--system", system]
         shared += ["ram", "parts"]
         command += ["--threads", str(args.threads)] if args.threads else []
+    command += ["--fp32-products"] if args.fp32_products else []
     for name in shared:
         command += [f"--{name}", str(getattr(args, name))]
     for directory in args.ssd:
@@ -199,6 +202,7 @@ def main() -> None:
     parser.add_argument("--ram", default="4GiB", help="RAM budget of lohan")
     parser.add_argument("--parts", type=int, default=4, help="pieces of the largest block's update")
     parser.add_argument("--threads", type=int, default=None, help="of lohan's CPU update")
+    parser.add_argument("--fp32-products", action="store_true", help="compute products in fp32")
     parser.add_argument("--deepspeed", help="an interpreter that has DeepSpeed for the CPU")
     parser.add_argument("--read-mbps", type=int, help="throttle reads from the drive")
     parser.add_argument("--write-mbps", type=int, help="throttle writes to the drive")
@@ -207,6 +211,8 @@ def main() -> None:
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.system is not None:
+        if args.fp32_products:
+            compute_in_fp32()
         if args.system.startswith("in memory"):
             train_in_memory(args, is_checkpointed="checkpointed" in args.system)
         else:
@@ -223,7 +229,8 @@ def compare(args) -> None:
     systems = [one for one in SYSTEMS if args.deepspeed or not one.startswith("DeepSpeed")]
     systems = [one for one in systems if not args.only or one in args.only]
     found = {}
-    print(f"{args.model}, batch {args.batch} x {args.seq}, {os.cpu_count()} cores")
+    products = ", products in fp32" if args.fp32_products else ""
+    print(f"{args.model}, batch {args.batch} x {args.seq}, {os.cpu_count()} cores{products}")
     for system in systems:
         found[system] = one = run_one(args, system)
         if "error" in one:
@@ -268,6 +275,7 @@ def compare(args) -> None:
                 "model": args.model,
                 "batch": args.batch,
                 "sequence": args.seq,
+                "fp32_products": args.fp32_products,
                 "read_mbps": args.read_mbps,
                 "write_mbps": args.write_mbps,
                 "ratios": ratios,
