@@ -12,9 +12,10 @@ Runs, each in a process of its own, on the same batches from the same weights:
   DeepSpeed, checkpointed the same with activation checkpointing
 
 --fp32-products computes matrix products in fp32 on every side (see `fp32_products.py`), for
-processors without bf16 instructions. --read-mbps and --write-mbps throttle the drive of the first --ssd for every system alike (root and
-cgroup v1). Prints tokens/s (median step), peak RSS after warm-up, bytes read and written per
-parameter and step, and the ratios; the last line is one JSON object.
+processors without bf16 instructions. --read-mbps and --write-mbps throttle the drive of the first
+--ssd for every system alike (root and cgroup v1). Prints tokens/s (median step), peak RSS after
+warm-up, bytes read and written per parameter and step, and the ratios; the last line is one JSON
+object.
 """
 
 import argparse

@@ -1,118 +1,25 @@
-import json
 import pathlib
 import stat
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from lohan.errors import (
-    CheckpointError,
     ConfigError,
     Corrupt,
     OutOfSpace,
     ScheduleError,
-    ShortTransfer,
     StorageError,
 )
 from lohan.ssd import (
-    Buffer,
-    BufferPool,
     DriveId,
     DriveSettings,
-    Extent,
-    IoEngine,
-    MemoryEngine,
-    RunDirectories,
     StripedFile,
     add_drives,
-    verify_extent,
 )
-from support.ssd_engines import MAKERS, PAGE, cut_short, make_engine, nothing_leaks, random_bytes
-
-CHUNK = 4 * PAGE
-
-
-class Rig:
-    """A run over some directories with one striped file and a buffer for it."""
-
-    def __init__(
-        self, engine: IoEngine, directories: list[pathlib.Path], **options: object
-    ) -> None:
-        self.engine = engine
-        self.directories = directories
-        self.run = RunDirectories.create(directories, "unit")
-        options = {"capacity_bytes": 16 * CHUNK, "chunk_bytes": CHUNK, **options}
-        self.file = StripedFile.create(self.run, name="f", engine=engine, **options)  # type: ignore[arg-type]
-        self.pool = BufferPool(name="rig", slot_bytes=32 * CHUNK, num_slots=2)
-        self.source: Buffer = self.pool.lease()
-        self.target: Buffer = self.pool.lease()
-        self.source.array()[:] = random_bytes(32 * CHUNK)
-
-    def write(self, extent: Extent, nbytes: int, offset_bytes: int = 0, seed: int = 0) -> None:
-        self.source.array()[:nbytes] = random_bytes(nbytes, seed)
-        self.file.wait(
-            self.file.start_write(
-                extent, address=self.source.address, nbytes=nbytes, offset_bytes=offset_bytes
-            )
-        )
-
-    def read(
-        self, extent: Extent, nbytes: int, offset_bytes: int = 0, should_verify: bool = False
-    ) -> bytes:
-        self.target.array()[:] = 0
-        self.file.wait(
-            self.file.start_read(
-                extent,
-                address=self.target.address,
-                nbytes=nbytes,
-                offset_bytes=offset_bytes,
-                should_verify=should_verify,
-            )
-        )
-        return self.target.array()[:nbytes].tobytes()
-
-    def verify(self, extent: Extent, nbytes: int = 8 * PAGE) -> None:
-        verify_extent(self.file, extent, address=self.target.address, nbytes=nbytes)
-
-    def damage(self, drive: int, offset_bytes: int) -> None:
-        """Flip a bit of a drive's file, as a bad drive would."""
-        path = self.file.paths[drive]
-        if isinstance(self.engine, MemoryEngine):
-            self.engine._contents[path][offset_bytes] ^= 1
-            return
-        with open(path, "r+b") as file:
-            file.seek(offset_bytes)
-            byte = file.read(1)[0]
-            file.seek(offset_bytes)
-            file.write(bytes([byte ^ 1]))
-
-    def close(self) -> None:
-        self.file.close(should_delete=True)
-        self.run.close(should_delete=True)
-        self.pool.take_back(self.source)
-        self.pool.take_back(self.target)
-        self.pool.close()
-        self.engine.close()
-        assert [list(directory.iterdir()) for directory in self.directories] == [
-            [] for _ in self.directories
-        ]
-
-
-def make_directories(root: pathlib.Path, count: int) -> list[pathlib.Path]:
-    directories = [root / f"ssd{n}" for n in range(count)]
-    for directory in directories:
-        directory.mkdir()
-    return directories
-
-
-@pytest.fixture(params=MAKERS)
-def rig(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Rig]:
-    with nothing_leaks():
-        rig = Rig(make_engine(request.param), make_directories(tmp_path, 2))
-        yield rig
-        rig.close()
+from support.ssd_engines import MAKERS, PAGE, make_engine, nothing_leaks, random_bytes
+from support.striped_rig import CHUNK, Rig, make_directories
 
 
 @pytest.mark.parametrize("engine_name", MAKERS)
@@ -248,72 +155,6 @@ def test_an_extent_is_verified_through_a_buffer_of_any_size(rig: Rig, nbytes: in
         rig.verify(extent, nbytes)
     with pytest.raises(ConfigError, match="two pages are the least"):
         rig.verify(extent, PAGE)
-
-
-def test_a_saved_file_is_attached_again_with_its_directories_in_any_order(rig: Rig) -> None:
-    first, second = rig.file.allocate(6 * CHUNK), rig.file.allocate(PAGE)
-    rig.write(first, first.nbytes, seed=5)
-    rig.write(second, PAGE, seed=6)
-    fields = json.loads(json.dumps(rig.file.to_json()))
-    assert len(fields["checksums"]["stretches"]) == 2
-    rig.file.close()
-    rig.run.close()
-    run = RunDirectories.attach(list(reversed(rig.directories)), "unit")
-    rig.run, rig.file = run, StripedFile.attach(run, fields, engine=rig.engine)
-    assert rig.file.extents == (first, second)
-    assert rig.file.to_json() == fields
-    rig.verify(first)
-    # Verifying as a whole made the parts known again.
-    rig.read(first, CHUNK, CHUNK, should_verify=True)
-    assert rig.file.to_json() == fields
-    assert rig.read(second, PAGE, should_verify=True) == random_bytes(PAGE, 6).tobytes()
-    with pytest.raises(OutOfSpace):
-        rig.file.allocate(11 * CHUNK)
-
-
-def test_a_short_or_missing_file_is_refused_on_attach(rig: Rig) -> None:
-    fields = rig.file.to_json()
-    rig.file.close()
-    cut_short(rig.engine, rig.file.paths[1], CHUNK)
-    with pytest.raises(ShortTransfer, match="asked 131072 bytes, got 16384 bytes"):
-        StripedFile.attach(rig.run, fields, engine=rig.engine)
-    with pytest.raises(StorageError, match="in none of the 2 SSD directories"):
-        StripedFile.attach(rig.run, {**fields, "name": "other"}, engine=rig.engine)
-    rig.file = StripedFile.create(
-        rig.run, name="g", engine=rig.engine, capacity_bytes=CHUNK, chunk_bytes=CHUNK
-    )
-    for path in fields["name"] + ".0.bin", fields["name"] + ".1.bin":
-        for directory in rig.run.paths:
-            (pathlib.Path(directory) / path).unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("version", 2),
-        ("version", None),
-        ("layout", {}),
-        ("layout", {"version": 1, "chunk_bytes": 5}),
-        ("extents", [[0, 5]]),
-        ("extents", [[0, PAGE], [0, PAGE]]),
-        ("extents", [[0, 10**12]]),
-        ("extents", 7),
-        ("checksums", {"version": 1, "algorithm": "md5", "stretches": []}),
-        ("checksums", {"version": 1, "algorithm": "crc32c", "stretches": [[0, 8, 1], [4, 8, 1]]}),
-        ("checksums", {"version": 9}),
-    ],
-)
-def test_saved_fields_that_make_no_sense_are_refused(rig: Rig, key: str, value: object) -> None:
-    fields = {**rig.file.to_json(), key: value}
-    with pytest.raises(CheckpointError):
-        StripedFile.attach(rig.run, fields, engine=rig.engine)
-
-
-def test_attaching_with_fewer_directories_is_refused(rig: Rig) -> None:
-    fields = rig.file.to_json()
-    fields["layout"]["num_drives"] = 3
-    with pytest.raises(CheckpointError, match="lies on 3 SSD directories, 2 are given"):
-        StripedFile.attach(rig.run, fields, engine=rig.engine)
 
 
 def test_a_file_is_not_made_over_one_that_exists(rig: Rig) -> None:
