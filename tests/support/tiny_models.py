@@ -25,13 +25,13 @@ def _names(path: str, count: int) -> list[str]:
     return [f"{path}.{index}" for index in range(count)]
 
 
-def _tokens(seed: int, shape: tuple[int, int] = (2, 7)) -> torch.Tensor:
+def tokens_of(seed: int, shape: tuple[int, int] = (2, 7)) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 + seed)
     return torch.randint(2, VOCABULARY, shape, generator=generator)
 
 
 def _causal_batch(seed: int, dtype: torch.dtype) -> dict[str, Any]:
-    tokens = _tokens(seed)
+    tokens = tokens_of(seed)
     mask = torch.ones_like(tokens)
     mask[0, -2:] = 0
     return {
@@ -42,7 +42,7 @@ def _causal_batch(seed: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _encoder_decoder_batch(seed: int, dtype: torch.dtype) -> dict[str, Any]:
-    return {"input_ids": _tokens(seed), "labels": _tokens(seed + 500, (2, 5))}
+    return {"input_ids": tokens_of(seed), "labels": tokens_of(seed + 500, (2, 5))}
 
 
 def llama(dropout: float) -> torch.nn.Module:

@@ -18,6 +18,8 @@ from lohan.runtime.loss import loss_weights
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.segments.micro_batch import loss_of
 from lohan.store import StateLayout
+from lohan.vocabulary import Choice
+from support.engine_runs import EngineCase, forced
 from support.in_memory_training import global_norm
 from support.small_machines import small_machine
 from support.toy_models import toy_batches
@@ -73,8 +75,9 @@ def attach_toy(
     device: str = "cpu",
     loss_fn: LossFunction | None = None,
     progress: Callable[[str], None] | None = None,
+    choice: Choice | None = None,
 ) -> Engine:
-    """An engine with room for everything."""
+    """An engine with room for everything; `choice`: of all outputs, else as the policy chooses."""
     return attach_engine(
         model,
         optimizer,
@@ -87,6 +90,7 @@ def attach_toy(
         loss_fn=loss_fn,
         device=device,
         progress=progress,
+        policy=forced(EngineCase(choice=choice)),
     )
 
 
@@ -109,6 +113,7 @@ def run_toy(
     max_grad_norm: float | None = 1.0,
     loss_fn: LossFunction | None = None,
     after_step: Callable[[Engine], None] | None = None,
+    choice: Choice | None = None,
 ) -> tuple[ToyRun, ToyRun]:
     """The same training on the engine and in memory."""
     steps = toy_steps() if steps is None else steps
@@ -117,7 +122,13 @@ def run_toy(
     optimizer = toy_optimizer(model, max_grad_norm)
     losses = []
     with attach_toy(
-        model, optimizer, directory, example=steps[0][0], device=device, loss_fn=loss_fn
+        model,
+        optimizer,
+        directory,
+        example=steps[0][0],
+        device=device,
+        loss_fn=loss_fn,
+        choice=choice,
     ) as engine:
         layout = engine.store.layout
         torch.manual_seed(5)

@@ -5,6 +5,7 @@ with the original, keeps tied weights tied, and runs in no memory to speak of. I
 """
 
 import copy
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 
 from lohan.errors import ConfigError
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_CONTAINERS = (list, dict, OrderedDict, set, deque)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def make_skeleton(
         return fake_of[id(parameter)]
 
     copy_of: dict[int, nn.Module] = {}
+    containers: dict[int, Any] = {}
     originals = list(_modules(model, alike, set()))
     for original in originals:
         # Not `copy.copy`: a module with parametrizations refuses to be pickled, which that asks.
@@ -82,9 +84,10 @@ def make_skeleton(
         for name, value in list(slots.items()):
             if isinstance(value, torch.Tensor):
                 slots[name] = fake(value)
-            elif name in _HOOKS:
-                # A hook the original gets later need not run on fake tensors.
-                slots[name] = copy.copy(value)
+            elif type(value) in _CONTAINERS:
+                # What a forward puts into one is fake. Nor need a hook that the original gets
+                # later run on fake tensors.
+                slots[name] = containers.setdefault(id(value), copy.copy(value))
         slots["_parameters"] = {
             name: None if parameter is None else fake_parameter(parameter)
             for name, parameter in alike.get(id(original), original)._parameters.items()

@@ -29,6 +29,7 @@ from lohan.model.flops import flops_of
 
 _ATEN = torch.ops.aten
 _ASK = _ATEN._local_scalar_dense.default
+_COUNT = _ATEN.bincount.default
 # Of their first argument these read only what they return.
 _READS_ONLY_ITS_RESULT = {_ATEN.embedding, _ATEN.gather, _ATEN.index, _ATEN.index_select}
 # Of their first argument these look at the shape alone.
@@ -150,7 +151,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        answer = self._ordinary_answer(args[0]) if func is _ASK else None
+        answer: Any
+        if func is _ASK:
+            answer = self._ordinary_answer(args[0])
+        else:
+            answer = _ordinary_counts(*args, **kwargs) if func is _COUNT else None
         result = func(*args, **kwargs) if answer is None else answer
         if is_counted(func):
             self._alive.extend(tensors_in(result))
@@ -296,3 +301,12 @@ def _touched_bytes(
         read = [*written, *read[1:]]
     result_bytes = sum(tensor_bytes(tensor) for tensor in written if storage_key(tensor) in made)
     return sum(tensor_bytes(tensor) for tensor in read) + result_bytes
+
+
+def _ordinary_counts(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor | None:
+    """As many counts as were asked for: no value is larger (experts a router chose from)."""
+    if not minlength:
+        return None
+    return values.new_zeros(minlength, dtype=torch.int64 if weights is None else torch.float64)

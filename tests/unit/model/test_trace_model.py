@@ -294,22 +294,22 @@ def test_an_unknown_dtype_is_refused():
 class Assigning(Mix):
     """Puts another tensor in the place of a buffer, whose memory could then be somebody else's."""
 
-    def __init__(self, stays: list[bool]) -> None:
+    def __init__(self, note) -> None:
         super().__init__()
-        self.stays = stays
+        self.note = note
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x):
         old = weakref.ref(self.count)
         self.count = self.count + 1
-        self.stays.append(old() is not None)
+        self.note(old() is not None)
         return super().forward(x) + self.count
 
 
 def test_a_buffer_that_is_replaced_stays_until_the_trace_ends():
     stays: list[bool] = []
     traceable = TraceableModel(
-        Model([Assigning(stays), Assigning(stays)]),
+        Model([Assigning(stays.append), Assigning(stays.append)]),
         dtype=torch.float32,
         device=torch.device("cpu"),
         should_assume_flash=False,
@@ -322,3 +322,34 @@ def test_a_buffer_that_is_replaced_stays_until_the_trace_ends():
         traceable.run(tokens, (batch, 4))
     assert len(stays) >= 2
     assert all(stays)
+
+
+class Remembering(Mix):
+    """Puts tensors into a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.seen.append(x.detach())
+        return super().forward(x) + self.seen[-1]
+
+
+def test_what_a_forward_puts_into_a_list_is_not_left_in_the_model():
+    model = Model([Remembering(), Remembering()])
+    shape_of(model)
+    assert not any(block.seen for block in model.modules() if isinstance(block, Remembering))
+
+
+class Counts(Model):
+    """Counts how often each of four experts was chosen, as losses of routers do."""
+
+    def forward(self, input_ids):
+        hidden = super().forward(input_ids)
+        counts = torch.bincount(input_ids.flatten() % 4, minlength=4)
+        return (hidden * counts.sum()).mean()
+
+
+def test_counts_of_a_known_number_of_values_are_traced():
+    assert shape_of(Counts(mixes(2))).sequence_of_kinds == (0, 1, 1, 2)

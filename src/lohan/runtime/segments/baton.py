@@ -13,6 +13,7 @@ strand hands it back, by asking for something or by ending.
 So nothing here is locked: the two queues order every access.
 """
 
+import contextvars
 import queue
 import threading
 from collections.abc import Callable
@@ -36,7 +37,11 @@ class Strand(Generic[RequestT, ResultT]):
         self._body = body
         self._to_strand: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._to_driver: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # The body sees the context variables of whoever made the strand, as a call would.
+        within = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=within.run, args=(self._run,), name=name, daemon=True
+        )
         self._is_started = False
         self._is_over = False
         self._is_stopping = False

@@ -98,7 +98,7 @@ def is_exit(node: Node) -> bool:
     return isinstance(node, _Exit._backward_cls)
 
 
-def _refuse_kept() -> None:
+def refuse_kept() -> None:
     """A gradient has come to the forward of a block, which is over: its backward comes later, or is
     another run."""
     raise ConfigError(
@@ -146,7 +146,7 @@ class Deliveries:
 
         def deliver(gradient: torch.Tensor) -> None:
             if not self.is_open or edge is None:
-                _refuse_kept()
+                refuse_kept()
             else:
                 self.gradients[edge] = gradient
 

@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_te
 
 from lohan.errors import ConfigError
 from lohan.model.trace_ops import storage_key
-from lohan.runtime.segments.cuts import Deliveries, Edge, PendingGradients
+from lohan.runtime.segments.cuts import Deliveries, Edge, PendingGradients, refuse_kept
 from lohan.runtime.slots import WeightPlace, Weights
 
 _SLACK_BYTES = 4096
@@ -96,6 +96,8 @@ def refuses_hooks(error: RuntimeError) -> bool:
 
 def _unpack(name: str, packed: WeightPlace | _Saved) -> torch.Tensor:
     if isinstance(packed, WeightPlace):
+        if not packed.own.has(packed.name):
+            refuse_kept()
         return packed.tensor()
     if packed.tensor._version != packed.version:
         raise ConfigError(

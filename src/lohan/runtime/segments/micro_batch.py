@@ -6,6 +6,7 @@ blocks. Called by `segments.step`; threads as in the note "One at a time" of `se
 """
 
 import contextlib
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,11 @@ from lohan.runtime.randomness import Draw, DrawRecorder, RandomState
 from lohan.runtime.segments.ambient import Ambient
 from lohan.runtime.segments.baton import Strand
 from lohan.runtime.segments.block_run import BlockCall, BlockVisit
+from lohan.runtime.segments.collected_outputs import (
+    active_collection,
+    add_collected,
+    returning_collected,
+)
 from lohan.runtime.segments.cuts import PendingGradients
 from lohan.runtime.segments.entries import EntryKeys
 from lohan.runtime.segments.own_attributes import OwnAttributes
@@ -155,9 +161,21 @@ class BlockInterceptor:
             args, kwargs = self._without_weights(micro_batch, args, kwargs)
             ambient = Ambient.here(self._device_types)
             noting = micro_batch.attributes.around(module, forward)
-            return micro_batch.ask_for_block(
-                BlockCall(forward=noting, args=args, kwargs=kwargs, ambient=ambient)
+            collection = active_collection()
+            if collection is not None:
+                noting = returning_collected(noting, collection)
+            outputs = micro_batch.ask_for_block(
+                BlockCall(
+                    forward=_within(contextvars.copy_context(), noting),
+                    args=args,
+                    kwargs=kwargs,
+                    ambient=ambient,
+                )
             )
+            if collection is not None:
+                outputs, found = outputs
+                add_collected(collection, found)
+            return outputs
 
         return call_block
 
@@ -209,6 +227,15 @@ class BlockInterceptor:
                 why="every block must run exactly once per forward, in a fixed order",
                 remedy="switch off what skips layers (layer drop, early exit)",
             )
+
+
+def _within(variables: contextvars.Context, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward with the context variables of the thread that asks for it, each time anew."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return variables.copy().run(forward, *args, **kwargs)
+
+    return run
 
 
 def weighted_loss(

@@ -63,13 +63,11 @@ class AttributeBook:
             )
             one.values[index] = target.get(name, _MISSING)
 
-    def put(self, index: int, modules: Iterable[torch.nn.Module] | None = None) -> None:
-        """A micro-batch is about to run: all attributes, or those of some modules, are as for it
-        alone."""
-        within = None if modules is None else {id(vars(part)) for part in modules}
-        for (target, _), one in self._written.items():
-            if within is None or target in within:
-                one.put(index)
+    def put(self, index: int) -> None:
+        """A micro-batch is about to run: all attributes are as for it alone. Of all modules, also
+        where a block runs: one may read what another module was given."""
+        for one in self._written.values():
+            one.put(index)
 
     def keep(self, index: int) -> None:
         """What a micro-batch has done since to attributes that were written before is its own."""
@@ -118,7 +116,7 @@ class OwnAttributes:
 
         def with_own(*args: Any, **kwargs: Any) -> Any:
             parts = list(module.modules())
-            self._book.put(self._index, parts)
+            self._book.put(self._index)
             if self._is_over:
                 _put_back(first)
                 return forward(*args, **kwargs)
@@ -136,7 +134,9 @@ class OwnAttributes:
 
 
 def _snapshot(modules: Iterable[torch.nn.Module]) -> list[tuple[_Values, _Values]]:
-    return [(vars(part), dict(vars(part))) for part in modules]
+    own = [(vars(part), dict(vars(part))) for part in modules]
+    # A buffer that is assigned anew is no attribute: modules keep theirs in a place of their own.
+    return own + [(one, dict(one)) for part in modules if (one := part._buffers)]
 
 
 def _changes(before: Iterable[tuple[_Values, _Values]]) -> list[_Change]:
