@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lohan.device import Device, open_device
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware import Machine, machine_from
 from lohan.hardware.limits import available_ram_bytes, is_bound_by_locking
 from lohan.measure import MeasuredMachine, profile_machine
@@ -23,7 +23,7 @@ from lohan.runtime.segments import LossFunction
 from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import check_directories
 from lohan.store.initial import Moments
-from lohan.units import parse_bytes
+from lohan.units import format_bytes, parse_bytes
 
 Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -106,7 +106,13 @@ def attach(
         else device
     )
     try:
-        ram_bytes = parse_bytes(ram) if ram is not None else _free_ram(opened)
+        if progress is not None:
+            progress(f"device {opened.name}: {opened.reason}")
+        if ram is not None:
+            ram_bytes = parse_bytes(ram)
+            _refuse_more_than_there_is(ram_bytes)
+        else:
+            ram_bytes = _free_ram(opened)
         gpu_bytes = given_gpu_bytes if given_gpu_bytes is not None else _free_gpu(opened)
         found = _machine(machine, directories, opened, progress)
         measured = found if isinstance(found, MeasuredMachine) else None
@@ -155,6 +161,17 @@ def _directories(ssd: Directories) -> list[str | os.PathLike[str]]:
             remedy="name one directory per drive: ssd=[...]",
         )
     return found
+
+
+def _refuse_more_than_there_is(ram_bytes: int) -> None:
+    """A budget above all memory would be planned with, and end with the process being killed."""
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if ram_bytes > total_bytes:
+        raise DoesNotFit(
+            f"the RAM budget is {format_bytes(ram_bytes)}",
+            why=f"this machine has {format_bytes(total_bytes)} of RAM",
+            remedy="give less, or leave it out: then most of what is free is taken",
+        )
 
 
 def _free_ram(device: Device) -> int:

@@ -1,12 +1,15 @@
 """The defaults of `lohan.attach`."""
 
+import pathlib
 from typing import Any
 
 import pytest
 import torch
 
+import lohan
 from lohan import attaching
 from lohan.device import open_device
+from lohan.errors import DoesNotFit
 from support.small_machines import small_machine
 
 
@@ -30,3 +33,15 @@ def test_measuring_changes_no_random_numbers_and_touches_no_gpu_that_is_not_used
         found = attaching._machine(None, ["/nowhere"], device, None)
     assert found == small_machine()
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_ram_budget_above_all_memory_is_refused_and_the_device_is_told(
+    tmp_path: pathlib.Path,
+) -> None:
+    told: list[str] = []
+    model = torch.nn.Linear(2, 2)
+    optimizer = lohan.AdamW(model.parameters(), lr=1e-3)
+    with pytest.raises(DoesNotFit, match=r"RAM budget is 1.0 PiB"):
+        lohan.attach(model, optimizer, ssd=tmp_path, ram="1PiB", device="cpu", progress=told.append)
+    assert told == ["device cpu: 'cpu' was asked for"]
+    assert list(tmp_path.iterdir()) == []

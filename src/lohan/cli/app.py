@@ -8,6 +8,7 @@ run, so that help answers at once.
 import gc
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -84,24 +85,31 @@ def _root(
     pass
 
 
-for _command in (
-    plan,
-    simulate,
-    compare,
-    profile,
-    reproduce,
-    machines,
-    models,
-    doctor,
-    verify,
-    check,
-    export,
-    report,
-    clean,
-):
-    app.command()(_command)
-app.command(context_settings=FREE_OPTIONS)(train)
-app.add_typer(data_commands)
+# In the order of use: train, look at what came of it, then plan and compare. The words are those
+# of the list of commands, short enough for a terminal of 80 columns.
+app.command(
+    short_help="Fine-tune a model and write it for from_pretrained.",
+    options_metavar="[CONFIG.yaml] [OPTIONS] [--key value]...",
+    context_settings=FREE_OPTIONS,
+)(train)
+app.add_typer(data_commands, short_help="Look at training rows, with the loss mask.")
+_OTHERS: dict[Callable[..., None], str] = {
+    export: "Write the model of a run's last seal.",
+    check: "Find damage in a model, an archive or a run's states.",
+    report: "Write report.html about a run.",
+    clean: "List the runs left on SSDs; remove those named.",
+    doctor: "Is this machine ready to train, and what is to be fixed?",
+    verify: "Does offloading change a bit? Train a small copy and compare.",
+    profile: "Measure drives, copies, compute and updates.",
+    plan: "Does a fine-tune fit, how long does it take, what does it wear?",
+    simulate: "Run a plan on a virtual clock: timeline and picture.",
+    compare: "Put the plans of published systems side by side.",
+    reproduce: "Compare every published figure with the simulator.",
+    models: "List the models known by name.",
+    machines: "List the machines known by name.",
+}
+for _command, _words in _OTHERS.items():
+    app.command(short_help=_words)(_command)
 
 
 def main() -> None:

@@ -16,8 +16,10 @@ _USAGE = "lohan train [CONFIG.yaml] --model M --data rows.jsonl --ssd DIR --out 
 def read_words(words: list[str]) -> tuple[str | None, list[tuple[str, Any]]]:
     """Read what is left of a command line: at most one file, and pairs of --key and value.
 
+    A --key without a value gives True.
+
     Raises:
-        ConfigError: a value is missing, or a word is neither.
+        ConfigError: a word is neither.
     """
     path: str | None = None
     overrides: list[tuple[str, Any]] = []
@@ -25,15 +27,13 @@ def read_words(words: list[str]) -> tuple[str | None, list[tuple[str, Any]]]:
     while left:
         word = left.pop(0)
         if word.startswith("--") and len(word) > 2:
-            key, equals, value = word[2:].partition("=")
+            key, equals, text = word[2:].partition("=")
+            value: str | bool = text
             if not equals:
-                if not left or (left[0].startswith("--") and len(left[0]) > 2):
-                    raise ConfigError(
-                        f"--{key} has no value",
-                        why="every training argument is written as --key value",
-                        remedy=f"write --{key} true, or its value",
-                    )
-                value = left.pop(0)
+                # A name alone switches on, as in the scripts of TRL; `load_config` refuses it
+                # where that cannot be meant.
+                is_alone = not left or (left[0].startswith("--") and len(left[0]) > 2)
+                value = is_alone or left.pop(0)
             overrides.append((key.replace("-", "_"), value))
         elif path is None:
             path = word

@@ -14,38 +14,51 @@ from lohan.cli.free_words import read_words, require_train_packages
 def train(
     ctx: typer.Context,
     model: Annotated[
-        str | None, typer.Option(help="Folder of a Hugging Face model, or its id on the hub.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Folder of a Hugging Face model, or its id on the hub."),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option(help="File of rows (.jsonl, .json, .csv, .parquet, .txt).")
+        list[str] | None,
+        typer.Option(metavar="FILE", help="File of rows (.jsonl, .json, .csv, .parquet, .txt)."),
     ] = None,
     eval_data: Annotated[
-        list[str] | None, typer.Option("--eval-data", "--eval_data", help="Rows to evaluate on.")
+        list[str] | None,
+        typer.Option("--eval-data", "--eval_data", metavar="FILE", help="Rows to evaluate on."),
     ] = None,
     ssd: Annotated[
-        list[str] | None, typer.Option(help="SSD directory for the states; once per drive.")
+        list[str] | None,
+        typer.Option(metavar="DIR", help="SSD directory for the states; once per drive."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="Folder for checkpoints, logs and the model.")
+        str | None, typer.Option(metavar="OUT", help="Folder for checkpoints, logs and the model.")
     ] = None,
-    ram: Annotated[str | None, typer.Option(help="RAM budget, such as 48GiB.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="Budget of GPU memory, such as 20GiB.")] = None,
+    ram: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="RAM budget, such as 48GiB.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Budget of GPU memory, such as 20GiB.")
+    ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cuda, cuda:0, cpu or emulated. [default: a GPU if any]")
+        str | None,
+        typer.Option(metavar="NAME", help="cuda, cuda:0, cpu or emulated. [default: a GPU if any]"),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in OUT from its newest seal.")
     ] = False,
     resume_from: Annotated[
         str | None,
-        typer.Option("--resume-from", help="Continue from this checkpoint folder (an archive)."),
+        typer.Option(
+            "--resume-from",
+            metavar="DIR",
+            help="Continue from this checkpoint folder (an archive).",
+        ),
     ] = None,
     print_config: Annotated[
         bool,
         typer.Option("--print-config", help="Print every setting and its origin, and exit."),
     ] = False,
 ) -> None:
-    """Fine-tune a model: [CONFIG.yaml] and any training argument as --key value.
+    """Fine-tune a model: settings from CONFIG.yaml, and any training argument as --key value.
 
     Names are those of TRL's SFTConfig and transformers' TrainingArguments (--learning_rate 1e-5,
     --max_length 2048), see docs/configuration.md. Exit code 0: done. 2: an error, nothing sealed

@@ -49,11 +49,11 @@ def refuse_impossible(args: Any) -> None:
                 why="it must be 0 or more and below 1",
                 remedy=f"set {name} to 0 or more and below 1",
             )
-    if args.max_steps <= 0 and args.num_train_epochs <= 0:
+    if args.max_steps == 0 or (args.max_steps < 0 and args.num_train_epochs <= 0):
         raise ConfigError(
             f"num_train_epochs is {args.num_train_epochs} and max_steps is {args.max_steps}",
             why="nothing would be trained",
-            remedy="set num_train_epochs or max_steps to a number above 0",
+            remedy="set max_steps to a number above 0, or leave it out and set num_train_epochs",
         )
     _refuse_schedule(args)
 

@@ -41,6 +41,10 @@ def make_arguments(config: TrainConfig) -> Any:
     from trl import SFTConfig
 
     arguments = dict(config.arguments)
+    # Before transformers looks at them: it would ask for packages that would not help.
+    for name, why in REFUSED_ARGUMENTS.items():
+        if arguments.get(name):
+            raise _refusal(name, why)
     is_on_gpu = (
         config.offload.device not in ("cpu", "emulated") and torch.accelerator.is_available()
     )
@@ -77,7 +81,11 @@ def refuse_unsupported(args: Any) -> None:
         )
     for name, why in REFUSED_ARGUMENTS.items():
         if getattr(args, name, None):
-            raise ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
+            raise _refusal(name, why)
+
+
+def _refusal(name: str, why: str) -> ConfigError:
+    return ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
 
 
 def without_effect(args: Any) -> list[str]:

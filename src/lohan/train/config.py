@@ -8,6 +8,7 @@ arguments object and running are not its business (`arguments`, `run`).
 import dataclasses
 import os
 import pathlib
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -205,9 +206,14 @@ def _refuse_unknown(written: Mapping[str, Setting], fields: Mapping[str, Any]) -
         raise ConfigError(
             f'unknown key "{key}" ({setting.origin})',
             why="a key that is not known would be without effect",
-            remedy=f"write {hint}" if hint else nearest_names(key, known) if _is_near(key, known)
+            remedy=_told(hint) if hint else nearest_names(key, known) if _is_near(key, known)
             else "see docs/configuration.md for every key",
         )  # fmt: skip
+
+
+def _told(hint: str) -> str:
+    is_nothing, _, reason = hint.partition("nothing: ")
+    return f"leave it out: {reason}" if not is_nothing and reason else f"write {hint}"
 
 
 def _is_near(key: str, known: Sequence[str]) -> bool:
@@ -219,6 +225,12 @@ def _coerced(name: str, setting: Setting, kind: Any) -> Any:
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     value = setting.value
+    if value is True and setting.origin == "command line" and not _can_be_switched_on(kind):
+        raise ConfigError(
+            f"--{name} has no value",
+            why=f"{_kind_name(kind)} is expected; only what is on or off can stand alone",
+            remedy=f"write --{name} and its value",
+        )
     if setting.origin == "command line" and isinstance(value, str):
         value = _as_yaml(value)
     try:
@@ -232,6 +244,10 @@ def _coerced(name: str, setting: Setting, kind: Any) -> Any:
         ) from error
     except PydanticUserError:  # a type of another library, such as a parallelism plan
         return value
+
+
+def _can_be_switched_on(kind: Any) -> bool:
+    return kind is bool or bool in typing.get_args(kind)
 
 
 def _as_yaml(text: str) -> Any:

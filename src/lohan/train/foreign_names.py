@@ -4,6 +4,10 @@ Owns the table only. `config` asks it before it looks for the nearest name, so t
 brings a file of another tool is told what to write.
 """
 
+_ALL_TRAINED = "nothing: all parameters are trained, there are no adapters"
+_NONE_QUANTIZED = "nothing: all parameters are trained, none is quantized"
+# Beginnings of names that all get the same answer.
+_FAMILIES = {"lora_": _ALL_TRAINED, "peft_": _ALL_TRAINED, "bnb_": _NONE_QUANTIZED}
 _OURS = {
     # DeepSpeed
     "nvme_path": "offload: {ssd: DIRECTORY}",
@@ -13,6 +17,8 @@ _OURS = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_clipping": "max_grad_norm",
     "train_batch_size": "per_device_train_batch_size and gradient_accumulation_steps",
+    "stage3_prefetch_bucket_size": "nothing: the planner sizes every buffer",
+    "aio": "nothing: `lohan profile` finds the best settings of each drive",
     "activation_checkpointing": "nothing: the planner decides what is recomputed",
     # Axolotl
     "base_model": "model",
@@ -32,6 +38,9 @@ _OURS = {
     "evals_per_epoch": "eval_strategy and eval_steps",
     "saves_per_epoch": "save_strategy and save_steps",
     "chat_template": "chat_template_path",
+    "adapter": _ALL_TRAINED,
+    "load_in_4bit": _NONE_QUANTIZED,
+    "load_in_8bit": _NONE_QUANTIZED,
     "flash_attention": "model_init_kwargs: {attn_implementation: flash_attention_2}",
     # LLaMA-Factory
     "model_name_or_path": "model",
@@ -43,10 +52,15 @@ _OURS = {
     "train_on_prompt": "completion_only_loss: false",
     "mask_history": "assistant_only_loss",
     "preprocessing_num_workers": "dataset_num_proc",
-    "finetuning_type": "nothing: all parameters are trained",
+    "finetuning_type": _ALL_TRAINED,
+    "quantization_bit": _NONE_QUANTIZED,
+    "stage": "nothing: supervised fine-tuning is what runs",
+    "do_train": "nothing: training is what runs",
+    "do_eval": "eval_data and eval_strategy",
     "val_size": "eval_data",
     "overwrite_output_dir": "another out, or --resume",
     # TRL and transformers, older or of the script
+    "use_peft": _ALL_TRAINED,
     "max_seq_length": "max_length",
     "output_dir": "out",
     "dataset_name": "data",
@@ -84,4 +98,9 @@ _OURS = {
 
 def our_name_for(name: str) -> str | None:
     """What to write in place of another tool's name; None if the name is not known."""
-    return _OURS.get(name.lower().replace("-", "_"))
+    asked = name.lower().replace("-", "_")
+    for beginning, ours in _FAMILIES.items():
+        if asked.startswith(beginning):
+            return ours
+    # Of nested names, such as zero_optimization.stage, the outermost is what is known.
+    return _OURS.get(asked) or _OURS.get(asked.partition(".")[0])

@@ -48,6 +48,8 @@ HELP: dict[str, str] = {
 }
 NAMES = tuple(HELP)
 _SIZES = ("ram", "gpu", "write_budget")
+# A bare number below this was meant in another unit than bytes.
+_LEAST_BARE_BYTES = 2**20
 
 
 def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> OffloadConfig:
@@ -114,6 +116,13 @@ def _directories(found: Any, where: str) -> tuple[str, ...]:
 def _size_bytes(found: Any, where: str) -> int | None:
     if found is None:
         return None
+    given = str(found).strip()
+    if given.isdigit() and 0 < int(given) < _LEAST_BARE_BYTES:
+        raise ConfigError(
+            f"{where} is {given}, without a unit",
+            why="that would be bytes, and nothing can be trained with so few",
+            remedy=f"write the unit: {given}GiB",
+        )
     if isinstance(found, str):
         try:
             found = parse_bytes(found)

@@ -2,7 +2,8 @@
 
 Owns what may stand in OUT already, the lock that keeps two runs out of one folder, and taking
 back what a refused run has put there. What a run writes once it is accepted is not its business.
-Called by `run`.
+Called by `run`, and by the
+trainers for the lock.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ def held_folder(out: pathlib.Path, *, is_resuming: bool) -> Iterator[HeldFolder]
     made = _missing(out)
     try:
         _make_writable(out)
-        with _locked(out):
+        with locked_folder(out):
             before, held = _tables_of(out), HeldFolder()
             try:
                 yield held
@@ -85,6 +86,8 @@ def _missing(out: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _make_writable(out: pathlib.Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise storage_error("the output folder cannot be written", errno.ENOTDIR, path=str(out))
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".lohan-probe"
@@ -97,8 +100,13 @@ def _make_writable(out: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(out: pathlib.Path) -> Iterator[None]:
-    """Hold the folder itself: no file is needed, and a killed process holds nothing."""
+def locked_folder(out: pathlib.Path) -> Iterator[None]:
+    """Hold the folder itself: no file is needed, and a killed process holds nothing.
+
+    Raises:
+        ConfigError: another process, or another trainer of this one, is at work there.
+        StorageError: it cannot be locked.
+    """
     descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -107,7 +115,7 @@ def _locked(out: pathlib.Path) -> Iterator[None]:
             raise ConfigError(
                 f"another process is training into {out}",
                 why="the files of both would be mixed",
-                remedy="wait until it ends, or give another --out",
+                remedy="wait until it ends, or give another output folder",
             ) from None
         except OSError as error:
             # Filesystems without locks cannot keep two runs apart; the run goes on as it would.

@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from lohan.train.plan_words import plan_in_words
 from lohan.train.writes import planned_seals, write_limit_of
 from lohan.units import format_bytes_decimal, format_seconds
+from lohan.vocabulary import Lane
 
 LOG_NAME = "log.jsonl"
 
@@ -169,11 +170,7 @@ class ConsoleProgress(TrainerCallback):
             if "predicted_step_seconds" in logs:
                 took += f" (predicted {format_seconds(logs['predicted_step_seconds'])})"
             parts.append(took)
-        busy = [
-            f"{name.removeprefix('busy_')} {share:.0%}"
-            for name, share in logs.items()
-            if name.startswith("busy_")
-        ]
+        busy = [f"{lane} {logs[f'busy_{lane}']:.0%}" for lane in Lane if f"busy_{lane}" in logs]
         if busy:
             parts.append("busy: " + " ".join(busy))
         if result is not None and result.written_bytes:

@@ -50,6 +50,12 @@ def run_training(
         datasets.disable_progress_bars()
     args = make_arguments(config)
     refuse_unsupported(args)
+    if args.eval_strategy != "no" and not config.eval_data:
+        raise ConfigError(
+            f"eval_strategy is {args.eval_strategy.value} and there is nothing to evaluate on",
+            why="rows that are evaluated on come from files of their own",
+            remedy="give some with --eval_data FILE, or leave eval_strategy out",
+        )
     out = pathlib.Path(config.out)
     with held_folder(out, is_resuming=bool(resume)) as held:
         return _run(config, args, held, resume=resume, console=console, callbacks=callbacks)
@@ -83,7 +89,12 @@ def _run(
             f"{len(rows.table):,} rows of the form {rows.format_name}"
             + (f", {len(held_out.table):,} to evaluate on" if held_out is not None else "")
         )
+        if held_out is not None and args.eval_strategy == "no":
+            console.print(
+                "note: eval_strategy is no, so nothing is evaluated; write epoch or steps"
+            )
         trainer = _make_trainer(config, args, source, tokenizer, rows, held_out)
+    trainer.is_out_held = True
     _report_rows(trainer, rows, console)
     trainer.add_callback(AcceptedRun(held, config))
     progress = _show_progress(trainer, console)

@@ -5,6 +5,7 @@ The files are read by `safetensors_stream`, names matched by `checkpoint_names`,
 `meta_model`. Called by trainers, `export_hf` and `check_export`.
 """
 
+import fnmatch
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from lohan.train.checkpoint_names import NameGroup, NameMatch, match_names, to_m
 from lohan.train.model_places import ModelPlace, find_place
 from lohan.train.safetensors_format import StoredTensor
 from lohan.train.safetensors_stream import is_equal, read_tensor
+
+_OF_TOKENIZERS = ("tokenizer*", "*.model", "*.tiktoken", "vocab*", "merges.txt", "spiece*")
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -156,6 +159,12 @@ class ModelSource:
         Raises:
             ConfigError: there is none, or it cannot be used.
         """
+        if self.gguf_file is None and not any(map(_is_of_tokenizer, self.directory.iterdir())):
+            raise ConfigError(
+                f"{self.directory} has no tokenizer",
+                why="rows are turned into tokens by it (tokenizer.json, or what it is made from)",
+                remedy="copy the tokenizer's files of the model there",
+            )
         with meta_model.explained(
             f"the tokenizer in {self.directory} cannot be used",
             "check the tokenizer's files, or give another one",
@@ -333,3 +342,7 @@ def source_of_config(
     if kind is None:
         kind = meta_model.model_class(config, place.directory, trust_remote_code=False)
     return ModelSource(place=place, config=config, kind=kind, dtype=dtype, trust_remote_code=False)
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    return any(fnmatch.fnmatch(path.name, pattern) for pattern in _OF_TOKENIZERS)

@@ -28,6 +28,7 @@ from lohan.train.longest import longest_rows
 from lohan.train.named_model import make_named, open_named
 from lohan.train.offload import OffloadConfig, read_offload
 from lohan.train.one_forward import OneForward, refuse_second_draws
+from lohan.train.out_folder import locked_folder
 from lohan.train.saving import SavingMixin
 from lohan.train.source import ModelSource
 
@@ -94,6 +95,8 @@ class OffloadMixin(SavingMixin):
         if self.source is not None:
             model = make_named(self.source, args)
         self._prepare_saving()
+        self.is_out_held = False
+        """Whether whoever made this trainer keeps others out of the output folder already."""
         self._micro_batches: list[Any] = []
         self._losses: list[float] = []
         self._evaluating: GroupedBatches | None = None
@@ -112,6 +115,14 @@ class OffloadMixin(SavingMixin):
                 why="steps and checkpoints reach the engine through it",
                 remedy="install a release that lohan is tested with: see constraints.txt",
             )
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As `SavingMixin.train`, with the output folder locked against other processes."""
+        if self.is_out_held:
+            return super().train(*args, **kwargs)
+        self.out.mkdir(parents=True, exist_ok=True)
+        with locked_folder(self.out):
+            return super().train(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Keep accelerate from moving, wrapping or casting the model."""

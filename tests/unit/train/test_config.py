@@ -85,6 +85,9 @@ def test_the_saved_text_gives_the_same_arguments_again(
         ("offload.sdd", '"offload.ssd"'),
         ("warmup_ratio", "warmup_steps"),
         ("output_dir", "write out"),
+        ("lora_r", "leave it out: all parameters are trained"),
+        ("load_in_4bit", "none is quantized"),
+        ("zero_optimization.stage", "there are no stages"),
         ("qqqq", "docs/configuration.md"),
     ],
 )
@@ -107,6 +110,8 @@ def test_an_unknown_key_is_refused_with_the_name_to_write(
         ("offload:\n  ssd: [/a, /a]\n", "twice"),
         ("offload:\n  ssd: /a\n  ram: lots\n", "offload.ram"),
         ("offload:\n  ssd: /a\n  ram: -5\n", "offload.ram"),
+        ("offload:\n  ssd: /a\n  ram: 48\n", "offload.ram is 48, without a unit"),
+        ("offload:\n  ssd: /a\n  write_budget: '300'\n", "without a unit"),
         ("offload:\n  ssd: /a\n  archive_steps: 0\n", "archive_steps"),
         ("offload:\n  ssd: /a\n  device: 5\n", "device is 5"),
         ("learning_rate: fast\noffload: {ssd: /a}\n", "learning_rate"),

@@ -1,5 +1,7 @@
 """The trainers against transformers' and TRL's own, in memory, with fp32 masters."""
 
+import fcntl
+import os
 import pathlib
 from typing import Any
 
@@ -302,3 +304,24 @@ def test_every_method_relied_on_is_in_this_release() -> None:
 def test_without_an_ssd_directory_nothing_is_made() -> None:
     with pytest.raises(ConfigError, match="--ssd"):
         SFTTrainer(tiny_chat.model())
+
+
+def test_a_folder_another_process_trains_into_is_refused_before_states_are_written(
+    tmp_path: pathlib.Path,
+) -> None:
+    trainer = SFTTrainer(
+        tiny_chat.model(),
+        sft_arguments(tmp_path / "out", max_steps=1),
+        **tables(),
+        offload={"ssd": str(tmp_path / "ssd")},
+    )
+    descriptor = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(ConfigError, match="another process is training into"):
+            trainer.train()
+    finally:
+        os.close(descriptor)
+    assert not (tmp_path / "out" / "run.json").exists()
+    trainer.train()
+    trainer.close()
