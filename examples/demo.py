@@ -306,6 +306,8 @@ def _show_result(
     *,
     seconds: float,
 ) -> None:
+    from lohan.units import format_bytes_decimal
+
     lines = (out / "log.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
     third = max(1, len(losses) // 3)
@@ -322,7 +324,7 @@ def _show_result(
     _say(f"\nfiles in {out}:")
     for path in sorted(out.iterdir()):
         if path.is_file():
-            _say(f"    {path.name:28} {path.stat().st_size / 1e6:10.3f} MB")
+            _say(f"    {path.name:28} {format_bytes_decimal(path.stat().st_size):>10}")
     kept = sum(path.stat().st_size for path in (folder / "ssd").rglob("*") if path.is_file())
     _say(
         f"The states stay in {folder / 'ssd'} ({kept / 1e9:.1f} GB). Open {out / 'report.html'} in "

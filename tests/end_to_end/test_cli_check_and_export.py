@@ -246,3 +246,9 @@ def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: pathlib.
     ran = run_lohan("export", *words, "--out", tmp_path / "out")
     assert ran.exit_code == 2
     assert said in ran.stderr
+
+
+def test_a_size_of_shards_without_a_unit_is_refused(tmp_path: pathlib.Path) -> None:
+    ran = run_lohan("export", "--run", tmp_path, "--out", tmp_path / "out", "--shard", "20")
+    assert ran.exit_code == 2
+    assert "20GiB" in ran.stderr

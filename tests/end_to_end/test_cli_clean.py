@@ -23,7 +23,7 @@ def words(ssds: list[pathlib.Path], *more: str) -> list[str]:
 
 
 def test_runs_are_listed_and_nothing_is_touched(ssds: list[pathlib.Path]) -> None:
-    leave_run(ssds, "first", step=41, metadata={"model": "SmolLM2-135M"})
+    leave_run(ssds, "first", step=41, metadata={"user": {"model": "/m/SmolLM2-135M", "out": "/o"}})
     leave_run(ssds[:1], "second", step=None)
     long_ago = time.time() - 3 * 86400
     for path in [*ssds[0].glob("lohan-first/*"), *ssds[1].glob("lohan-first/*")]:
@@ -36,6 +36,8 @@ def test_runs_are_listed_and_nothing_is_touched(ssds: list[pathlib.Path]) -> Non
     fields = run_lohan(*words(ssds, "--json")).fields
     assert [run["run_id"] for run in fields["runs"]] == ["first", "second"]
     assert fields["runs"][0]["step"] == 41
+    assert fields["runs"][0]["model"] == "/m/SmolLM2-135M"
+    assert fields["runs"][0]["out"] == "/o"
 
 
 def test_an_empty_directory_has_no_runs(ssds: list[pathlib.Path]) -> None:

@@ -132,3 +132,10 @@ def test_the_list_of_commands_begins_with_training_and_cuts_no_sentence() -> Non
     shown = run_lohan("--help").stdout
     assert shown.index("  train ") < shown.index("  plan ")
     assert "..." not in shown.split("Commands:")[1]
+
+
+def test_rows_that_are_cut_off_are_counted(place: pathlib.Path) -> None:
+    done = train(place, max_length="20", assistant_only_loss="false")
+    assert done.exit_code == 0, done.stderr
+    assert "of 10 rows fill max_length=20" in done.stdout
+    assert "fill max_length" not in train(place, out=str(place / "two")).stdout

@@ -67,7 +67,8 @@ class PlainEngine:
         self.sealed: PlainManifest | None = None
         self.num_steps = int((counters or {}).get("num_steps", 0))
         self.plan = self.prediction = None
-        self.written_bytes = 0
+        self.written_bytes = self.ram_peak_bytes = 0
+        self.gpu_peak_bytes: int | None = None
         self.is_rehearsing = False
         self.is_closed = False
         named = dict(model.named_parameters())

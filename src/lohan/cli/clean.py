@@ -62,21 +62,29 @@ def _show(found: "LeftRuns") -> None:
     else:
         title = "Runs left in the SSD directories given"
         numbers = ("sealed step", "on SSD")
-        rows = table(title, "run", "model", *numbers, "last used", "state", numbers=numbers)
+        rows = table(
+            title, "run", "model", *numbers, "last used", "state", "output folder", numbers=numbers
+        )
         for run in found.runs:
             rows.add_row(
                 run.run_id,
-                run.model or "-",
+                _short(run.model),
                 "none" if run.step is None else f"{run.step:,}",
                 format_bytes(run.disk_bytes),
                 _age(run.changed_seconds),
                 _state(run),
+                run.out or "-",
             )
         shown.print(rows)
     for remark in _remarks(found):
         shown.print(f"note: {remark}", soft_wrap=True)
     if any(run.holder is None for run in found.runs):
         shown.print("Remove one with --remove RUN. Its states are then gone for good.")
+
+
+def _short(model: str | None) -> str:
+    """Of a model's folder its name; a hub's id as it is."""
+    return "-" if model is None else model.rpartition("/")[2] if model.startswith("/") else model
 
 
 def _remarks(found: "LeftRuns") -> list[str]:
@@ -110,6 +118,7 @@ def _fields(run: "LeftRun") -> dict[str, object]:
     return {
         "run_id": run.run_id,
         "model": run.model,
+        "out": run.out,
         "step": run.step,
         "disk_bytes": run.disk_bytes,
         "changed_seconds": run.changed_seconds,

@@ -46,8 +46,9 @@ def export(
 ) -> None:
     """Write the model of a run's last seal, for from_pretrained; streams, needs little RAM."""
     from lohan.cli.output import console, print_json
+    from lohan.cli.request import parse_size
     from lohan.errors import ConfigError, nearest_names
-    from lohan.units import format_bytes, parse_bytes
+    from lohan.units import format_bytes
 
     if dtype is not None and dtype not in _DTYPES:
         raise ConfigError(
@@ -55,7 +56,7 @@ def export(
             why=f"weights are written as {', '.join(_DTYPES)}",
             remedy=nearest_names(dtype, _DTYPES),
         )
-    max_shard_bytes = parse_bytes(shard)
+    max_shard_bytes = parse_size(shard, "--shard")
     import torch
 
     from lohan.train.sealed_runs import export_run, find_run

@@ -6,6 +6,7 @@ The engine is made of this and of what it does.
 
 from typing import Any
 
+from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
 from lohan.runtime.model_buffers import ModelBuffers
 from lohan.runtime.results import RunCounters
@@ -56,6 +57,17 @@ class EngineAnswers:
     def plan(self) -> Plan | None:
         """The plan in use; None before the first step."""
         return self._running.planned.plan if self._running is not None else None
+
+    @property
+    def machine(self) -> Machine:
+        """What the plan counts on: as measured, and from the second step on as steps showed it."""
+        return self._setup.machine
+
+    @property
+    def gpu_peak_bytes(self) -> int | None:
+        """Most held at once on the device; None where it computes in main memory."""
+        device = self._setup.device
+        return None if device.shares_ram else device.peak_bytes
 
     @property
     def prediction(self) -> SimulatedStep | None:

@@ -50,14 +50,22 @@ class LeftRun:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What whoever sealed it wrote."""
-        return {} if self.manifest is None else self.manifest.metadata
+        """What whoever sealed it wrote; the engine keeps what a trainer seals under "user"."""
+        found = {} if self.manifest is None else self.manifest.metadata
+        by_trainer = found.get("user")
+        return {**found, **by_trainer} if isinstance(by_trainer, Mapping) else found
 
     @property
     def model(self) -> str | None:
         """The model, if the seal names it."""
         values = (self.metadata.get(key) for key in _MODEL_KEYS)
         return next((value for value in values if isinstance(value, str) and value), None)
+
+    @property
+    def out(self) -> str | None:
+        """The output folder of the run, if the seal names it."""
+        found = self.metadata.get("out")
+        return found if isinstance(found, str) and found else None
 
     @property
     def disk_bytes(self) -> int:

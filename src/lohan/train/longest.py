@@ -1,6 +1,6 @@
 """The largest micro-batch a run can meet, so that the plan made before step 1 holds to its end.
 
-Owns finding the longest rows of a prepared table. Called by the trainer; the engine plans for it.
+Owns the lengths of the rows of a prepared table. Called by the trainer; the engine plans for it.
 """
 
 from typing import Any
@@ -10,11 +10,20 @@ import numpy as np
 
 def longest_rows(table: Any, num_rows: int) -> list[dict[str, Any]] | None:
     """The longest rows of a table of tokens, or None where lengths are not known."""
+    lengths = row_lengths(table)
+    if lengths is None:
+        return None
+    longest = np.argsort(-lengths, kind="stable")[:num_rows]
+    return [table[int(index)] for index in longest]
+
+
+def row_lengths(table: Any) -> "np.ndarray[Any, Any] | None":
+    """Tokens of each row of a table, or None where they are not known."""
     from datasets import Dataset
 
     if not isinstance(table, Dataset) or "input_ids" not in table.column_names:
         return None
-    lengths = np.concatenate(
+    return np.concatenate(
         [
             chunk.value_lengths().to_numpy(zero_copy_only=False)
             for batch in table.select_columns(["input_ids"])
@@ -23,5 +32,3 @@ def longest_rows(table: Any, num_rows: int) -> list[dict[str, Any]] | None:
             for chunk in batch.column("input_ids").chunks
         ]
     )
-    longest = np.argsort(-lengths, kind="stable")[:num_rows]
-    return [table[int(index)] for index in longest]

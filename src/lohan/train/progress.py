@@ -76,8 +76,9 @@ class ConsoleProgress(TrainerCallback):
         verb = "continues after" if state.global_step else "begins at"
         self._console.print(
             f"training {verb} step {state.global_step} of {state.max_steps} "
-            f"({args.gradient_accumulation_steps} micro-batches of "
-            f"{args.per_device_train_batch_size} rows a step); run {self._trainer.engine.run_id}"
+            f"({_counted(args.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} of "
+            f"{_counted(args.per_device_train_batch_size, 'row', 'rows')} a step); "
+            f"run {self._trainer.engine.run_id}"
         )
         self._show_plan(state)
         if self._console.is_terminal:
@@ -180,3 +181,7 @@ class ConsoleProgress(TrainerCallback):
         if result is not None and result.is_skipped:
             parts.append("SKIPPED (gradients not finite)")
         return " | ".join(parts)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"

@@ -22,6 +22,7 @@ from lohan.ssd.storage_errors import storage_error
 from lohan.train.arguments import make_arguments, refuse_unsupported
 from lohan.train.config import TrainConfig
 from lohan.train.dataset import TrainingRows, load_rows, refuse_missing_template
+from lohan.train.longest import row_lengths
 from lohan.train.out_folder import TABLES_FOLDER, HeldFolder, held_folder
 from lohan.train.preview import explained_rows
 from lohan.train.run_files import AcceptedRun, write_summary, write_trace
@@ -107,7 +108,7 @@ def _run(
         if trainer.stopped_because is not None:
             console.print(f"stopped: {trainer.stopped_because}", soft_wrap=True)
         write_trace(trainer, out)
-        write_summary(trainer, out, seconds=time.monotonic() - started)
+        write_summary(trainer, out, model=config.model, seconds=time.monotonic() - started)
         if args.push_to_hub:
             _push(trainer, out)
         else:
@@ -240,8 +241,17 @@ def _one_line(error: Exception) -> str:
 
 
 def _report_rows(trainer: Any, rows: TrainingRows, console: Console) -> None:
-    """Say how many rows truncation dropped: silence about it would be a surprise later."""
+    """Say how many rows truncation cut or dropped: silence would be a surprise later."""
     num_left, num_given = len(trainer.train_dataset), len(rows.table)
+    most = trainer.args.max_length
+    lengths = None if trainer.args.packing or most is None else row_lengths(trainer.train_dataset)
+    num_full = 0 if lengths is None else int((lengths >= most).sum())
+    if num_full:
+        console.print(
+            f"note: {num_full:,} of {num_left:,} rows fill max_length={most}; what is longer is "
+            "cut off (`lohan data preview` counts them)",
+            soft_wrap=True,
+        )
     if not trainer.args.packing and num_left < num_given:
         console.print(
             f"note: {num_given - num_left} rows have no token with a loss within "

@@ -1,7 +1,7 @@
 """Files about a run in OUT, for people, for `lohan report` and for bug reports.
 
-Owns lohan.yaml, plan.json, plan.txt, trace.json and summary.json; the log is written by
-`progress`. Nothing is read back. Called by the trainer's callbacks and by `run`.
+Owns lohan.yaml, plan.json, plan.txt, machine.json, trace.json and summary.json; the log is written
+by `progress`. Nothing is read back. Called by the trainer's callbacks and by `run`.
 """
 
 import importlib.metadata
@@ -37,17 +37,21 @@ class AcceptedRun(TrainerCallback):
 
 
 class PlanFile(TrainerCallback):
-    """Writes the plan when it is known, at the latest after the first step."""
+    """Writes the plan when it is known, at the latest after the first step, and the machine."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, self._written = trainer, None
+        self._machine: Any = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the plan in use, again when batches outgrew it."""
         plan = self._trainer.engine.plan
+        out = pathlib.Path(args.output_dir)
+        if plan is not None and self._trainer.engine.machine is not self._machine:
+            self._machine = self._trainer.engine.machine
+            (out / "machine.json").write_text(self._machine.to_json(), encoding="utf-8")
         if plan is None or plan is self._written:
             return
-        out = pathlib.Path(args.output_dir)
         lines = plan_in_words(
             plan,
             self._trainer.engine.prediction,
@@ -60,12 +64,14 @@ class PlanFile(TrainerCallback):
         self._written = plan
 
 
-def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> None:
+def write_summary(trainer: Any, out: pathlib.Path, *, model: str, seconds: float) -> None:
     """Write what a run was in numbers, with the versions it ran with."""
+    peaks = {"RAM": trainer.engine.ram_peak_bytes, "GPU": trainer.engine.gpu_peak_bytes}
     state = trainer.state
     losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
     found = {
         "run_id": trainer.engine.run_id,
+        "model": model,
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_steps": state.global_step,
         "max_steps": state.max_steps,
@@ -74,6 +80,7 @@ def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> None:
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
         "written_bytes": trainer.written_bytes,
+        "peak_bytes": {tier: nbytes for tier, nbytes in peaks.items() if nbytes is not None},
         "data_hash": trainer.data_hash,
         "versions": {
             "python": platform.python_version(),

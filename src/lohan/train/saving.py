@@ -330,8 +330,10 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             archive.write_states(self.engine, shapes, temporary / resume_point.STATES_FOLDER)
         path = resume_point.publish(temporary, self.out, step)
         metadata: dict[str, Any] = {"step": step, "checkpoint": path.name}
+        metadata["out"] = str(self.out.absolute())
         if self.source is not None:
-            metadata["model"] = str(self.source.directory)
+            file = self.source.directory / (self.source.gguf_file or "")
+            metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
         self.engine.seal(metadata)
         resume_point.remove_old(self.out, newest=path, save_total_limit=self.args.save_total_limit)
         if self._is_archived(step):

@@ -383,3 +383,12 @@ def test_a_file_that_cannot_be_read_is_said(
 
     monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
     assert "summary.json is not used: Permission denied" in sound(write_report(folder)).words
+
+
+def test_a_bottleneck_is_counted_whatever_its_share_of_each_step(tmp_path: pathlib.Path) -> None:
+    named = ["GPU compute (97% of the step)", "GPU compute (93% of the step)", "SSD writes (90%)"]
+    lines = [{"step": step, "bottleneck": text} for step, text in enumerate([*named, named[0]], 1)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = sound(write_report(tmp_path)).words
+    assert "GPU compute" in words
+    assert "in 75% of the logged steps" in words

@@ -68,7 +68,7 @@ def test_the_plan_is_shown_once_before_the_first_step(planned: Any) -> None:
     progress.on_train_begin(ARGS, STATE, None)
     progress.on_step_end(ARGS, STATE, None)
     assert text.getvalue().count("predicted for 10 steps") == 1
-    assert "training begins at step 0 of 10" in text.getvalue()
+    assert "training begins at step 0 of 10 (2 micro-batches of 4 rows" in text.getvalue()
 
 
 def test_a_step_is_one_line_with_all_its_numbers(planned: Any) -> None:
