@@ -49,7 +49,7 @@ HELP: dict[str, str] = {
 NAMES = tuple(HELP)
 _SIZES = ("ram", "gpu", "write_budget")
 # A bare number below this was meant in another unit than bytes.
-_LEAST_BARE_BYTES = 2**20
+_LEAST_BARE_BYTES = 2**16
 
 
 def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> OffloadConfig:
