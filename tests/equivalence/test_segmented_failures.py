@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from collections import UserList
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -48,8 +49,8 @@ class FailingBlock(ToyBlock):
 
     def __init__(self) -> None:
         super().__init__()
-        # What a re-run assigns to a block is taken back; what it does to a list is not.
-        self.passes: list[bool] = []
+        # What a re-run does to attributes and lists of a block is taken back; to this it is not.
+        self.passes: UserList[bool] = UserList()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.passes and not self.passes.pop():
@@ -422,7 +423,7 @@ def test_a_block_that_runs_other_operators_again_is_refused() -> None:
     class Fickle(ToyBlock):
         def __init__(self) -> None:
             super().__init__()
-            self.calls: list[int] = []  # what is inside an attribute is not put back
+            self.calls: UserList[int] = UserList()  # of which nothing is known, or put back
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.calls.append(1)

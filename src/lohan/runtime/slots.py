@@ -213,12 +213,16 @@ class ParameterSet:
             self._set(slot.name, self._absent(slot, device))
 
     def _absent(self, slot: ParameterSlot, device: torch.device) -> torch.Tensor:
-        nothing = self._nothing.get((slot.dtype, device))
+        return self.absent(slot.dtype, device).expand(slot.shape)
+
+    def absent(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The one number that stands for all of an absent parameter."""
+        nothing = self._nothing.get((dtype, device))
         if nothing is None:
-            value = float("nan") if slot.dtype.is_floating_point else 0
-            nothing = torch.full((), value, dtype=slot.dtype, device=device)
-            self._nothing[slot.dtype, device] = nothing
-        return nothing.expand(slot.shape)
+            value = float("nan") if dtype.is_floating_point or dtype.is_complex else 0
+            nothing = torch.full((), value, dtype=dtype, device=device)
+            self._nothing[dtype, device] = nothing
+        return nothing
 
     def is_absent(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is (a view of) a parameter of this set that is away."""
@@ -261,6 +265,10 @@ class WeightPlace:
         )
         typed = typed.conj() if self.is_conj else typed
         return torch._neg_view(typed) if self.is_neg else typed
+
+    def absent(self) -> torch.Tensor:
+        """What stands in for it while the weights are away: its shape, and no values."""
+        return self.own.absent(self.dtype, self.own.flat.device).expand(self.shape)
 
     def copy(self) -> torch.Tensor:
         """A copy that no kernel tells from the weight: strides and alignment are the same, too.
@@ -308,6 +316,11 @@ class Weights:
                     is_neg=tensor.is_neg(),
                 )
         return None
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, or what is in place of (a view of) a weight when weights are away."""
+        place = self.place_of(tensor)
+        return place.absent() if place is not None else tensor
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory is that of weights, which leave."""

@@ -244,7 +244,9 @@ class SwappedActivations:
             area = self._areas.get((task.block, pool))
             if area is None:
                 continue
-            if 0 in area.stretches:
+            # A micro-batch that has gone backward without the block (which handed its input
+            # through) has left nothing to bring.
+            if any(k.micro_batch == 0 and p.area is area for k, p in list(self._places.items())):
                 self._bring_back(task.block, area, 0)
             if is_alone and self._device.shares_ram and area.buffer is not None:
                 # Compute reads where it was read to; the RAM's lease ends here, the device's not.

@@ -20,6 +20,7 @@ from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
 from lohan.model.trace_ops import tensors_in
 from lohan.runtime.host_randomness import host_state_kept
 from lohan.runtime.segments.ambient import memory_features_off
+from lohan.runtime.segments.held_values import held_values_left
 
 _SMALLEST_SIZES = (2, 16)
 
@@ -122,7 +123,7 @@ class TracedModel:
         else:
             self._make_inputs, is_fixed = inputs_for(model, dtype)
             small = (2, 0) if is_fixed else _SMALLEST_SIZES
-        with memory_features_off(model), host_state_kept():
+        with memory_features_off(model), host_state_kept(), held_values_left(model):
             self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
         self._model = model
 
@@ -135,7 +136,7 @@ class TracedModel:
         # A padded one stands for the others too: its masks come on top of what they need.
         example = next((batch for batch in batches if _is_padded(batch)), batches[0])
         is_known = not isinstance(example, Mapping)
-        with memory_features_off(self._model), host_state_kept():
+        with memory_features_off(self._model), host_state_kept(), held_values_left(self._model):
             shape, run = shape_at(
                 self._traceable,
                 self._make_inputs if is_known else _like(example, is_padded=sizes.is_padded),

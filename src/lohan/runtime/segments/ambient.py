@@ -1,25 +1,52 @@
 """Settings around a forward that belong to a thread or to the model, carried along or put aside.
 
-Owns: autocast, grad mode and default device as they were where a block was called (threads do not
-inherit them); switching off, for a step, what a model would do about memory itself (cached keys and
-values, gradient checkpointing). Called by `segments.step` and `segments.block_run`.
+Owns: autocast, grad mode, default device and type as they were where a block was called (threads do
+not inherit them); switching off, for a step, what a model would do about memory itself (cached keys
+and values, gradient checkpointing). Called by `segments.step` and `segments.block_run`.
 """
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+_KERNELS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+ProcessSettings = tuple[Any, ...]
+
+
+def process_settings() -> ProcessSettings:
+    """Settings of PyTorch for all threads that a model may change for a while: the default type,
+    and which kernels attention may use."""
+    backend: Any = torch.backends.cuda
+    return (
+        torch.get_default_dtype(),
+        *(getattr(backend, f"{name}_enabled")() for name in _KERNELS),
+    )
+
+
+def put_process_settings(settings: ProcessSettings) -> None:
+    """Set what differs."""
+    now = process_settings()
+    if now == settings:
+        return
+    backend: Any = torch.backends.cuda
+    torch.set_default_dtype(settings[0])
+    for name, is_enabled in zip(_KERNELS, settings[1:], strict=True):
+        getattr(backend, f"enable_{name}")(is_enabled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ambient:
-    """Thread-local settings of PyTorch that change what operators compute."""
+    """Settings of PyTorch that change what operators compute: those of a thread, and those of the
+    process that micro-batches side by side must not change for each other."""
 
     grad_enabled: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     autocast_cache: bool
     default_device: torch.device
+    process: ProcessSettings
 
     @classmethod
     def here(cls, device_types: tuple[str, ...]) -> "Ambient":
@@ -32,12 +59,15 @@ class Ambient:
             ),
             autocast_cache=torch.is_autocast_cache_enabled(),
             default_device=torch.get_default_device(),
+            process=process_settings(),
         )
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Run with these settings."""
         with contextlib.ExitStack() as stack:
+            stack.callback(put_process_settings, process_settings())
+            put_process_settings(self.process)
             stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
             if torch.get_default_device() != self.default_device:
                 stack.enter_context(self.default_device)
@@ -69,6 +99,7 @@ def memory_features_off(model: torch.nn.Module) -> Iterator[None]:
         if config is not None and not isinstance(config, torch.nn.Module):
             configs[id(config)] = config
     changed: list[tuple[object, str]] = []
+    asked = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     try:
         for owner in owners:
             if vars(owner).get("gradient_checkpointing") is True:
@@ -80,5 +111,13 @@ def memory_features_off(model: torch.nn.Module) -> Iterator[None]:
                 changed.append((config, "use_cache"))
         yield
     finally:
+        asked.remove()
         for owner, name in changed:
             setattr(owner, name, True)
+
+
+def _without_cache(
+    _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What a call asks for goes before what the configuration says."""
+    return (args, {**kwargs, "use_cache": False}) if kwargs.get("use_cache") is True else None

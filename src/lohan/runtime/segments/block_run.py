@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from lohan.runtime.randomness import Generators, RandomState, same_state
 from lohan.runtime.segments.ambient import Ambient
 from lohan.runtime.segments.changing_buffers import ChangingBuffers
+from lohan.runtime.segments.contents import Contents
 from lohan.runtime.segments.cuts import (
     Edge,
     PendingGradients,
@@ -29,7 +30,14 @@ from lohan.runtime.segments.cuts import (
     leave,
     refuse_foreign_leaves,
 )
-from lohan.runtime.segments.entries import Arrivals, Entry, EntryKeys, refuse_changed
+from lohan.runtime.segments.entries import (
+    Arrivals,
+    Entry,
+    EntryKeys,
+    refuse_changed,
+    refuse_changed_objects,
+)
+from lohan.runtime.segments.held_values import HeldValues
 from lohan.runtime.segments.kept_graph import GraphWatch, KeptGraph, refuses_hooks
 from lohan.runtime.slots import Weights
 from lohan.runtime.swap_modes import (
@@ -70,8 +78,12 @@ class BlockVisit:
     record: ForwardRecord | None
     buffers: dict[str, torch.Tensor]
     """Values before the forward of the buffers that it changes."""
+    objects: Contents
+    """Arguments that are neither tensors nor plain values."""
     graph: KeptGraph | None = None
     """Where there is one, the block is not run again."""
+    held: list[tuple[Any, Any]] = field(default_factory=list)
+    """Values in attributes that the forward changed inside, with what was in them before."""
     entered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Input tensors and their versions, until the next boundary; then `forget_inputs`."""
 
@@ -80,6 +92,11 @@ class BlockVisit:
         for tensor, version in self.entered:
             refuse_changed(tensor, version, what)
         self.entered.clear()
+
+    def refuse_other_objects(self, what: str) -> None:
+        """Check that a re-run will find the objects that the forward was given, as they were."""
+        if self.graph is None:
+            refuse_changed_objects(self.objects, what)
 
 
 class BlockRunner:
@@ -101,6 +118,7 @@ class BlockRunner:
         self._store, self._generators = store, generators
         self._weights, self._parameters = weights, tuple(parameters)
         self._buffers = ChangingBuffers(module, name)
+        self._held = HeldValues(module, name)
         self._changed_later: set[int] = set()
         self._without_graph: set[Hashable] = set()
         """Inputs, by their shapes, for which the graph was found not to be one to keep."""
@@ -127,6 +145,7 @@ class BlockRunner:
         args, kwargs = arrivals.enter()
         random_state = self._generators.state()
         buffers = self._buffers.before() if may_have_backward else None
+        held = self._held.before() if may_have_backward else []
         watch, capture = None, None
         if may_have_backward:
             # Draws are recorded in steps of their own, which may as well run blocks again.
@@ -155,6 +174,7 @@ class BlockRunner:
             random_state=None,
             record=capture.finish() if capture is not None else None,
             buffers=self._buffers.changed(buffers),
+            objects=arrivals.objects,
             entered=versions,
         )
         if not same_state(random_state, self._generators.state()):
@@ -173,6 +193,7 @@ class BlockRunner:
             self._without_graph.add(arrivals.shapes)
             # With other inputs it may let go of one weight and take another, which does not show.
             self._holds_weights = self._holds_weights or watch.has_more_users()
+        visit.held = self._held.changed(held, is_run_again=visit.graph is None)
         return outputs, visit
 
     def _watch(self, arrivals: Arrivals, choices: BlockChoices) -> GraphWatch | None:
@@ -266,7 +287,7 @@ class BlockRunner:
             [entered[leaf.key] if isinstance(leaf, Entry) else leaf for leaf in visit.leaves],
             visit.spec,
         )
-        with self._buffers.as_before(visit.buffers):
+        with self._buffers.as_before(visit.buffers), self._held.as_before(visit.held):
             raw = self._compute_again(visit, choices, args, kwargs)
             for output, gradient in zip(tree_flatten(raw)[0], arrived, strict=True):
                 if gradient is not None:

@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.errors import ConfigError
+from lohan.runtime.segments.contents import Contents
 from lohan.runtime.segments.cuts import Deliveries, Edge, edge_of, enter
 from lohan.runtime.swap_modes import ENTRY_ORDINAL, SIDE_ORDINAL, ActivationKey, ActivationStore
 from lohan.vocabulary import BlockId
@@ -58,6 +59,7 @@ class Arrivals:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leaves, self.spec = tree_flatten((args, kwargs))
         self.tensors = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)}
+        self.objects = Contents(self._leaves)
         self.noted: list[Any] = []
         """The leaves with an `Entry` in place of each tensor, once they are in the store."""
         self.deliveries = Deliveries()
@@ -137,6 +139,18 @@ class Arrivals:
             f"{what} changed a list or mapping among its arguments",
             why="the block is run again from its arguments in backward, and would change it twice",
             remedy="return what the block makes, and put it there outside the block",
+        )
+
+
+def refuse_changed_objects(objects: Contents, what: str) -> None:
+    """Raise if an object that was given to a block is not what it was then."""
+    if objects.has_changed():
+        raise ConfigError(
+            f"an object among the arguments of {what} was changed, by it or after it",
+            why="the block is run again from its arguments in backward, and would find another "
+            "state there (a cache filled twice)",
+            remedy="pass what the block reads as arguments and return what it makes; for a cache "
+            "of keys and values, pass use_cache=False",
         )
 
 

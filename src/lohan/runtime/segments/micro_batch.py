@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lohan.errors import ConfigError
 from lohan.runtime.host_randomness import HostDraw
 from lohan.runtime.randomness import Draw, DrawRecorder, RandomState
-from lohan.runtime.segments.ambient import Ambient
+from lohan.runtime.segments.ambient import Ambient, process_settings, put_process_settings
 from lohan.runtime.segments.baton import Strand
 from lohan.runtime.segments.block_run import BlockCall, BlockVisit
 from lohan.runtime.segments.collected_outputs import (
@@ -61,6 +61,8 @@ class MicroBatch:
         self.num_blocks_entered = 0
         self.weight_copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Weights that were arguments of blocks, by id, and their copies."""
+        self.settings = process_settings()
+        """Of the process, while others run."""
         self.keys = EntryKeys()
         self.visits: dict[BlockId, BlockVisit] = {}
         self.pending = PendingGradients()
@@ -85,7 +87,12 @@ class MicroBatch:
         """Runs on the strand's thread; blocks until the block's outputs are there."""
         self.num_blocks_entered += 1
         self.attributes.pause()
-        outputs = self._ask(call)
+        settings = process_settings()
+        put_process_settings(self.settings)
+        try:
+            outputs = self._ask(call)
+        finally:
+            put_process_settings(settings)
         self.attributes.begin()
         self._begin_stretch()
         return outputs
@@ -160,7 +167,7 @@ class BlockInterceptor:
             self._check_order(micro_batch, module)
             args, kwargs = self._without_weights(micro_batch, args, kwargs)
             ambient = Ambient.here(self._device_types)
-            noting = micro_batch.attributes.around(module, forward)
+            noting = micro_batch.attributes.around(module, forward, self._weights)
             collection = active_collection()
             if collection is not None:
                 noting = returning_collected(noting, collection)
@@ -285,6 +292,7 @@ def run_model(
     enter_thread: Callable[[], contextlib.AbstractContextManager[Any]],
     num_threads: int,
     records_draws: bool,
+    modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
 ) -> torch.Tensor:
     """Runs on a strand's thread: the user's code, in the settings of the thread that drives."""
     torch.set_num_threads(num_threads)  # counted per thread; sums may depend on it
@@ -295,6 +303,8 @@ def run_model(
         stack.enter_context(weights_by_place(weights))
         if records_draws:
             stack.enter_context(DrawRecorder(micro_batch.draws))
+        for mode in modes:
+            stack.enter_context(mode)
         stack.enter_context(PresenceMode(weights, lambda: f"in {where(micro_batch)}"))
         result = loss()
     interceptor.check_end(micro_batch)

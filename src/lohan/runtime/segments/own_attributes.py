@@ -16,6 +16,9 @@ from operator import is_
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lohan.runtime.slots import Weights
 
 _Values = dict[str, Any]
 _OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
@@ -109,9 +112,11 @@ class OwnAttributes:
         yield
         self._book.keep(self._index)
 
-    def around(self, module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def around(
+        self, module: torch.nn.Module, forward: Callable[..., Any], weights: Weights
+    ) -> Callable[..., Any]:
         """The forward of a block that sees these attributes, and notes what it changes; run again,
-        it starts from where it did (`self.num_calls += 1`)."""
+        it starts from where it did (`self.num_calls += 1`). Weights do not stay in attributes."""
         first: list[_Change] = []
 
         def with_own(*args: Any, **kwargs: Any) -> Any:
@@ -127,6 +132,12 @@ class OwnAttributes:
                 _put_back(_changes(before))
                 raise
             first[:] = _changes(before)
+            for target, name, _ in first:
+                value = target.get(name)
+                if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+                    # Its memory is about to be somebody else's: whoever reads it is told so.
+                    with _disable_current_modes():
+                        target[name] = weights.stand_in(value)
             self._book.note(self._index, first)
             return result
 

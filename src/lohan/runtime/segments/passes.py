@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch.autograd.graph import Node
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.errors import ConfigError, ScheduleError
 from lohan.runtime.randomness import (
@@ -28,6 +29,8 @@ from lohan.runtime.segments.hooks import ForwardOrder, SegmentHooks
 from lohan.runtime.segments.micro_batch import MicroBatch, where
 from lohan.runtime.segments.rest_run import rest_backward
 from lohan.runtime.segments.segment_map import Phase, Segment, SegmentKind, SegmentMap
+from lohan.runtime.segments.shared_state import SharedState
+from lohan.runtime.segments.unchanged_weights import weights_unchanged
 from lohan.runtime.slots import ParameterSet
 from lohan.runtime.swap_modes import BlockChoices
 from lohan.vocabulary import BlockId
@@ -49,7 +52,11 @@ class Passes:
         micro_batches: Sequence[MicroBatch],
         sums: GradientSums | None,
         with_backward: frozenset[BlockId],
+        should_look_closely: bool = False,
+        shared: SharedState | None = None,
     ) -> None:
+        """`should_look_closely`: read all weights to see that the forward leaves them alone;
+        `shared`: to be told what runs."""
         self._segments, self._sets, self._runners = segments, sets, runners
         self._hooks, self._choices, self._sums = hooks, choices, sums
         self._micro_batches = list(micro_batches)
@@ -57,6 +64,7 @@ class Passes:
         # Whose gradients the hooks of parameters are about, while a block runs backward.
         self._current: tuple[Segment, MicroBatch] | None = None
         self._with_backward = with_backward
+        self._should_look_closely, self._shared = should_look_closely, shared
         self._stretch = _stretches(segments)
 
     # Forward
@@ -85,6 +93,8 @@ class Passes:
         phase = Phase.TURN if is_turn else Phase.FORWARD
         self._hooks.before(segment.id, phase)
         self._check_in_place(segment)
+        if self._shared is not None:
+            self._shared.begin_part(segment.id)
         with self._unhooked(segment), self._unchanged(segment):
             for micro_batch in group:
                 if segment.kind is SegmentKind.BLOCK:
@@ -99,14 +109,17 @@ class Passes:
         call, micro_batch.call = micro_batch.call, None
         assert call is not None, "the model has not called the block"
         self._generators.set_state(micro_batch.random_state)
-        records = self._order is ForwardOrder.MICRO_BATCH_MAJOR
+        is_recording = self._order is ForwardOrder.MICRO_BATCH_MAJOR
+        modes: list[TorchDispatchMode] = [DrawRecorder(micro_batch.draws)] if is_recording else []
+        if self._shared is not None:
+            modes.append(self._shared.mode())
         with _told(f"in block {segment.name}, forward of micro-batch {micro_batch.index}"):
             micro_batch.reply, visit = self._runners[segment.id].forward(
                 call,
                 micro_batch=micro_batch.index,
                 choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
                 keys=micro_batch.keys,
-                modes=[DrawRecorder(micro_batch.draws)] if records else [],
+                modes=modes,
             )
         if visit is not None:
             micro_batch.visits[segment.id] = visit
@@ -122,6 +135,8 @@ class Passes:
             return
         loss = micro_batch.strand.result()
         self._end_random_numbers(micro_batch)
+        for block, visit in micro_batch.visits.items():
+            visit.refuse_other_objects(f"block {self._segments[block].name}")
         if self._sums is not None:
             if not loss.requires_grad:
                 raise ConfigError(
@@ -161,24 +176,12 @@ class Passes:
                     remedy="bind them there",
                 )
 
-    @contextlib.contextmanager
-    def _unchanged(self, segment: Segment) -> Iterator[None]:
-        """Only updates change weights: what a forward does to them leaves with them."""
+    def _unchanged(self, segment: Segment) -> contextlib.AbstractContextManager[None]:
         owners = [(name, segment.id) for name in segment.parameters]
         used = {
             name: self._sets[owner].parameters[name] for name, owner in (*owners, *segment.borrowed)
         }
-        before = [parameter._version for parameter in used.values()]
-        yield
-        for (name, parameter), version in zip(used.items(), before, strict=True):
-            if parameter._version != version:
-                raise ConfigError(
-                    f"{name} was changed in place by the forward of {segment.name}",
-                    why="weights are there only while they are needed, and come again as their "
-                    "last update has left them",
-                    remedy="leave out what changes them (max_norm of an embedding, clamping), or "
-                    "compute with a changed copy: `weight = self.weight.clamp(-1, 1)`",
-                )
+        return weights_unchanged(used, segment.name, should_look_closely=self._should_look_closely)
 
     # Random numbers
 
@@ -226,7 +229,14 @@ class Passes:
         for segment in reversed(self._segments.segments[:-1]):
             if segment.id in self._with_backward or self._has_gradients_for(segment):
                 self._visit_backward(segment)
-        assert not any(len(one.pending) for one in self._micro_batches), "a gradient got lost"
+        if any(len(one.pending) for one in self._micro_batches):
+            raise ConfigError(
+                "gradients were left that belong to none of the micro-batches that got them",
+                why="one has used tensors of another: they go through the model side by side, and "
+                "share what is inside of a list or mapping of a module",
+                remedy="let the forward begin with a container of its own (`self.losses = []`, "
+                "not `self.losses.clear()`), or give each step one micro-batch",
+            )
 
     def _has_gradients_for(self, segment: Segment) -> bool:
         """Gradients may go further back than parameters do: into a leaf of the batch."""

@@ -19,6 +19,7 @@ from lohan.runtime.segments.ambient import Ambient, memory_features_off
 from lohan.runtime.segments.block_run import BlockRunner
 from lohan.runtime.segments.changing_buffers import left_as_it_is
 from lohan.runtime.segments.gradients import GradientSums
+from lohan.runtime.segments.held_values import held_values_left
 from lohan.runtime.segments.hooks import ForwardOrder, SegmentHooks
 from lohan.runtime.segments.live_keys import LiveKeys
 from lohan.runtime.segments.micro_batch import (
@@ -31,6 +32,7 @@ from lohan.runtime.segments.micro_batch import (
 from lohan.runtime.segments.own_attributes import AttributeBook, OwnAttributes
 from lohan.runtime.segments.passes import Passes
 from lohan.runtime.segments.segment_map import SegmentMap
+from lohan.runtime.segments.shared_state import SharedState
 from lohan.runtime.slots import ParameterSet, Weights
 from lohan.runtime.swap_modes import ActivationStore, BlockChoices, KeepStore
 from lohan.vocabulary import BlockId
@@ -68,6 +70,8 @@ class SegmentedModel:
         self._generators = Generators([self._device])
         self._ledger = ledger if ledger is not None else DrawLedger()
         self.is_learning_draws = False
+        self._is_first = True
+        self._shared: SharedState | None = None
         self._store = LiveKeys(store if store is not None else KeepStore())
         named = dict(model.named_parameters())
         self._runners = {
@@ -150,14 +154,20 @@ class SegmentedModel:
 
     def learn_draws(self, batch: Any, loss_fn: LossFunction | None = None) -> None:
         """Run a batch forward only to count the random numbers it draws; leaves the generators and
-        the model's buffers (running statistics) as they were."""
+        the model's buffers (running statistics) as they were.
+
+        Raises:
+            ConfigError: micro-batches would find each other's values in the model.
+        """
         before = self._generators.state()
-        self.is_learning_draws = True
+        shared = SharedState(self.model, [runner.module for runner in self._runners.values()])
+        self.is_learning_draws, self._shared = True, shared
         try:
-            with left_as_it_is(self.model):
+            with left_as_it_is(self.model), held_values_left(self.model):
                 self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
+                shared.refuse_mixed()
         finally:
-            self.is_learning_draws = False
+            self.is_learning_draws, self._shared = False, None
         self._generators.set_state(before)
         setting, found = draw_setting(self.model, loss_fn), self._ledger.has_draws
         draws = self._ledger.draws(signature_of(batch, setting))
@@ -193,7 +203,10 @@ class SegmentedModel:
             micro_batches=micro_batches,
             sums=GradientSums(self._sets, self._hooks.gradient_buffer) if has_gradients else None,
             with_backward=self.segments.with_backward(self.model),
+            should_look_closely=self._is_first,
+            shared=self._shared,
         )
+        self._is_first = self._is_first and not (has_gradients or self.is_learning_draws)
         signatures: list[Hashable] = [None] * len(batches)
         if len(batches) > 1 or order is ForwardOrder.MICRO_BATCH_MAJOR:
             # One that is alone is neither predicted nor learned, and the walk takes a while.
@@ -233,6 +246,7 @@ class SegmentedModel:
                 enter_thread=self._enter_thread,
                 num_threads=num_threads,
                 records_draws=order is ForwardOrder.MICRO_BATCH_MAJOR,
+                modes=[self._shared.mode()] if self._shared is not None else [],
             )
 
         book = AttributeBook(self._modules, len(losses))
@@ -275,4 +289,10 @@ class SegmentedModel:
                     f"parameter {name} has a gradient before the step",
                     why="gradients of a step are collected in flat buffers, starting from none",
                     remedy="call `model.zero_grad(set_to_none=True)`",
+                )
+            if parameter._post_accumulate_grad_hooks:
+                raise ConfigError(
+                    f"parameter {name} has a hook that runs after its gradient was added up",
+                    why="gradients are added up in flat buffers and leave; `.grad` is never whole",
+                    remedy="change gradients with `parameter.register_hook(...)`, or leave it out",
                 )
