@@ -322,6 +322,8 @@ class Engine(EngineAnswers):
     def _stop_running(self, *, should_finish: bool) -> None:
         if self._running is not None:
             running, self._running = self._running, None
+            held_bytes = running.host.peak_bytes
+            self._setup.past_buffers_bytes = max(self._setup.past_buffers_bytes, held_bytes)
             running.close(should_finish=should_finish and self._life.failure is None)
 
     # Failure -----------------------------------------------------------------------------------

@@ -99,9 +99,9 @@ class EngineAnswers:
 
     @property
     def ram_peak_bytes(self) -> int:
-        """Most main memory held at once by buffers and resident states."""
+        """Most main memory held at once by buffers and resident states, of all plans so far."""
         buffers = self._running.host.peak_bytes if self._running is not None else 0
-        return buffers + self.store.ram_peak_bytes
+        return max(buffers, self._setup.past_buffers_bytes) + self.store.ram_peak_bytes
 
     def trace(self) -> Trace:
         """What the lanes did so far (the newest spans), if the engine was attached to trace."""

@@ -92,6 +92,8 @@ class RunSetup:
     draws: DrawLedger = field(default_factory=DrawLedger)
     residents: Sequence[BlockPlan] | None = None
     """The blocks of the first plan: what they keep in RAM stays there from plan to plan."""
+    past_buffers_bytes: int = 0
+    """The most that buffers of plans before the one in use held."""
     _pinned: list[int] = field(default_factory=list)
     _has_told_unpinned: bool = False
 
