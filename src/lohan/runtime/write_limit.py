@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lohan.errors import DoesNotFit
+from lohan.fields import LEAST_RATE
 from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
 from lohan.plan.pools import trained_parameters
@@ -44,11 +45,11 @@ class Candidate:
 
 
 def dearer_writes(machine: Machine, price: float) -> Machine:
-    """The machine with drives that write so much slower."""
+    """The machine with drives that write so much slower, as far as drives may be slow."""
     if price == 1.0:
         return machine
     ssds = tuple(
-        replace(ssd, write_bytes_per_second=ssd.write_bytes_per_second / price)
+        replace(ssd, write_bytes_per_second=max(ssd.write_bytes_per_second / price, LEAST_RATE))
         for ssd in machine.ssds
     )
     return replace(machine, ssds=ssds)

@@ -217,7 +217,7 @@ def _with_rate(machine: Machine, observed: ObservedRate) -> Machine:
     factor = rate / observed.before_per_second
     if lane is Lane.GPU:
         by_dtype = tuple(
-            (name, other * factor) for name, other in machine.gpu.flops_per_second_by_dtype
+            (name, _scaled(other, factor)) for name, other in machine.gpu.flops_per_second_by_dtype
         )
         gpu = replace(machine.gpu, flops_per_second=rate, flops_per_second_by_dtype=by_dtype)
         return replace(machine, gpu=gpu)

@@ -1,10 +1,12 @@
 """What a run writes to its SSDs, and the plan that keeps to a limit."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 
 from lohan.errors import DoesNotFit
+from lohan.fields import LEAST_RATE
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.plan import make_plan
@@ -95,3 +97,12 @@ def test_seals_write_what_lives_in_ram_and_a_run_its_first_states_too() -> None:
 def test_with_clipping_every_update_is_written_late() -> None:
     assert deferred_share(candidates(clips=True)[0].plan) == 1.0
     assert 0.0 <= deferred_share(candidates()[0].plan) < 1.0
+
+
+def test_drives_that_are_hardly_there_can_be_planned_with() -> None:
+    """As a step may have found them that met a drive in trouble."""
+    box = machine_named("paper-4090")
+    slow = replace(box.ssds[0], write_bytes_per_second=LEAST_RATE)
+    for price in WRITE_PRICES:
+        dearer = dearer_writes(replace(box, ssds=(slow,)), price)
+        assert dearer.ssds[0].write_bytes_per_second == LEAST_RATE

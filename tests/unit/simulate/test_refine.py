@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lohan.fields import LEAST_RATE
 from lohan.hardware.machine import Machine
 from lohan.plan import Workload, make_plan
 from lohan.plan.plan import Plan
@@ -215,3 +216,17 @@ def test_a_rate_beyond_any_hardware_is_not_taken() -> None:
     tasks = (read(0, 10), read(1, 10))
     run = trace(span(tasks[0], 0, 10), span(tasks[1], 10, 20))
     assert refine(machine(), tasks, run) == machine()
+
+
+def test_rates_of_other_formats_stay_within_those_of_hardware() -> None:
+    """A step that stood still for a while must not make a machine that cannot be."""
+    box = machine()
+    gpu = replace(box.gpu, flops_per_second_by_dtype=(("fp32", 2 * LEAST_RATE),))
+    forwards = [
+        Task(TaskId(n), Lane.GPU, BlockId(0), 0, Compute(ComputeKind.FORWARD, flops=10**12))
+        for n in range(2)
+    ]
+    run = trace(span(forwards[0], 0, 10), span(forwards[1], 10, 20))
+    found = refine(replace(box, gpu=gpu), forwards, run).gpu
+    assert found.flops_per_second == pytest.approx(box.gpu.flops_per_second / 10)
+    assert found.flops_per_second_by_dtype == (("fp32", LEAST_RATE),)
