@@ -131,7 +131,8 @@ def test_a_run_on_the_engine_is_the_run_in_memory_to_the_bit(
     # fp64 sums of squares in another order; as fp32 factors for the gradients they are equal.
     assert logged(ours, "grad_norm") == pytest.approx(logged(plain, "grad_norm"), rel=1e-13)
     assert_same(states(ours), states(plain))
-    assert (ours.last_step.written_bytes > 0) == bool(offload)
+    # Of a single step, bytes may count in the one after it: the drives are behind.
+    assert (ours.engine.prediction.written_bytes > 0) == bool(offload)
     ours.save_model()
     assert (ours.out / "plan.json").exists()
     ours.close()
