@@ -161,7 +161,7 @@ def test_the_most_urgent_task_that_may_run_goes_first() -> None:
     gate, ran = threading.Event(), []
 
     def action(done: Task) -> None:
-        gate.wait(10)
+        gate.wait()
         ran.append(done.id)
 
     late = replace(task(1, Lane.CPU), priority=(1, 1))
@@ -217,7 +217,7 @@ def test_spans_say_what_was_waited_for() -> None:
 
     def action(done: Task) -> None:
         if done.id == 0:
-            release.wait(10)
+            release.wait()
 
     with executor_of(action, recorder) as executor:
         executor.submit([task(0, Lane.SSD_READ), task(1, Lane.CPU, 0)])
