@@ -1,10 +1,19 @@
-"""`lohan` as a program, on a small engine that measures no machine. Run by fault tests."""
+"""`lohan` as a program, on a small engine that measures no machine. Run by fault tests.
+
+With `SIGNAL_WHEN` in the environment it sends itself a signal (see `support.signalled`): a parent
+that waits for a line and then sends one comes too late on a busy machine, or on a fast one.
+"""
 
 import sys
 
-import torch
-
 sys.path.insert(0, __file__.rsplit("/support/", 1)[0])
+from support.signalled import signal_when_told
+from support.watched_memory import tell_peak_at_end
+
+signal_when_told()  # before what takes long to import
+tell_peak_at_end()
+
+import torch  # noqa: E402
 
 
 def main() -> None:

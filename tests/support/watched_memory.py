@@ -1,16 +1,36 @@
 """A child process whose main memory is watched from outside, phase by phase.
 
 Reads /proc/PID/status; the system keeps the peak (VmHWM), and it is set back when a phase begins,
-so that nothing is missed between two looks.
+so that nothing is missed between two looks. The peak of the last phase, which is gone with the
+process, is told by the process itself when it ends (`tell_peak_at_end`).
 """
 
+import atexit
 import contextlib
 import os
 import pathlib
 import re
 import subprocess
-import threading
 from collections.abc import Sequence
+
+_WISH = "TELL_PEAK_AT_END"
+_PEAK = "peak at the end, in bytes: "
+
+
+def tell_peak_at_end() -> None:
+    """For programs that are watched: print the peak since the last phase began, as the last line.
+
+    A parent that looks now and then may not get to look in the last moment, least of all on a busy
+    machine.
+    """
+    if _WISH in os.environ:
+        atexit.register(lambda: print(f"\n{_PEAK}{_peak_bytes('self')}", flush=True))
+
+
+def _peak_bytes(process: int | str) -> int:
+    status = pathlib.Path(f"/proc/{process}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+)", status)
+    return int(found[1]) * 1024 if found else 0
 
 
 def peaks_of(
@@ -27,55 +47,40 @@ def peaks_of(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", _WISH: "1"},
     )
     watch = _Watch(child.pid)
-    lines, left = [], list(phases)
+    lines, left, is_end_told = [], list(phases), False
     assert child.stdout is not None
     with child.stdout:
         for line in child.stdout:
             lines.append(line)
             if left and left[0][0] in line:
                 watch.begin(left.pop(0)[1])
+            if line.startswith(_PEAK):
+                watch.note(int(line.removeprefix(_PEAK)))
+                is_end_told = True
     code = child.wait()
-    watch.end()
     assert code == 0, "".join(lines)
     assert not left, f"no phase {left[0][1]} in:\n" + "".join(lines)
+    assert is_end_told, "".join(lines)
     return watch.peaks
 
 
 class _Watch:
-    """Looks often, because the last peak is gone with the process."""
+    """The peak of each phase."""
 
     def __init__(self, pid: int) -> None:
         self.peaks: dict[str, int] = {"start": 0}
-        self._process = pathlib.Path(f"/proc/{pid}")
-        self._phase = "start"
-        self._lock = threading.Lock()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._pid, self._phase = pid, "start"
+
+    def note(self, peak_bytes: int) -> None:
+        self.peaks[self._phase] = max(self.peaks[self._phase], peak_bytes)
 
     def begin(self, phase: str) -> None:
-        with self._lock:
-            self._look()
-            self._phase = phase
-            self.peaks[phase] = 0
-            with contextlib.suppress(OSError):
-                (self._process / "clear_refs").write_text("5")
-
-    def end(self) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.wait(0.005):
-            with self._lock:
-                self._look()
-
-    def _look(self) -> None:
+        # The process may be over by now: then it tells the rest itself.
         with contextlib.suppress(OSError):
-            found = re.search(r"VmHWM:\s+(\d+)", (self._process / "status").read_text())
-            if found:
-                peak = int(found[1]) * 1024
-                self.peaks[self._phase] = max(self.peaks[self._phase], peak)
+            self.note(_peak_bytes(self._pid))
+            pathlib.Path(f"/proc/{self._pid}/clear_refs").write_text("5")
+        self._phase = phase
+        self.peaks[phase] = 0
