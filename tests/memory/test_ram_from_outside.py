@@ -37,12 +37,12 @@ def test_peak_ram_keeps_to_the_budget_and_is_flat_in_the_number_of_layers(tmp_pa
     budget = parse_bytes(RAM)
     for watched in (short, long):
         peaks = {phase: watched.peaks[phase] for phase in TRAINING}
-        assert max(peaks.values()) <= budget, peaks
-    assert max(long.peaks["resume"], long.peaks["steps after resume"]) <= budget
+        assert max(peaks.values()) <= budget, watched.story()
+    assert max(long.peaks["resume"], long.peaks["steps after resume"]) <= budget, long.story()
     # The states of the longer model: five times the budget and more.
     assert long.facts["states_bytes"] >= 5 * budget
     assert long.facts["states_bytes"] > 1.8 * short.facts["states_bytes"]
     # 300 MB of states more. Plans may use the budget differently; beside buffers, what grows is the
     # tasks of schedules as Python objects, about 1 MiB a layer while plans are compared.
     beside = [watched.peaks["steps"] - watched.facts["buffers_bytes"] for watched in (short, long)]
-    assert beside[1] - beside[0] <= 12 * MIB
+    assert beside[1] - beside[0] <= 12 * MIB, f"{short.story()}\n\n{long.story()}"
