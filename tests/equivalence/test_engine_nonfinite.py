@@ -116,7 +116,6 @@ def updates_refuse_nonfinite() -> Iterator[None]:
         yield
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("path", "block", "updated"),
@@ -154,7 +153,6 @@ def test_without_clipping_stop_fails_the_step_itself_and_says_what_was_updated(
     resume_and_judge(case, tmp_path, engine.run_id, expected)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("device", DEVICES)
 def test_with_clipping_stop_names_where_it_began_and_nothing_was_updated(
     device: str, tmp_path: Path

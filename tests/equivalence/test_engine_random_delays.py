@@ -32,13 +32,11 @@ def check(seed: int, directory: Path) -> None:
             device.close()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_delays_change_no_bit(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
 
 
-@pytest.mark.timeout(120)
 def test_a_wait_left_out_would_show(tmp_path: Path) -> None:
     """The judge of these tests: without waiting for the device's copies they fail."""
     with (
@@ -49,7 +47,6 @@ def test_a_wait_left_out_would_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_more_delays_change_no_bit(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)

@@ -16,8 +16,6 @@ from support.engine_faults import everything_moves, is_empty, watched
 from support.engine_runs import batches_of, build, optimizer_for
 from support.small_machines import small_machine
 
-pytestmark = pytest.mark.timeout(60)
-
 CASE = everything_moves("emulated")
 
 

@@ -43,7 +43,6 @@ class DamagingEngine(FaultEngine):
         return super()._start(operation, file, *rest)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("number", [1, 8])
 def test_damaged_activations_and_gradients_are_found_when_they_come_back(
@@ -58,7 +57,6 @@ def test_damaged_activations_and_gradients_are_found_when_they_come_back(
     go_on(case, tmp_path, told, expected)
 
 
-@pytest.mark.timeout(60)
 def test_damaged_bytes_of_a_seal_are_found_when_it_is_opened(tmp_path: Path) -> None:
     case = everything_moves("cpu")
     told, _ = run_with_faults(case, tmp_path, {})
@@ -72,7 +70,6 @@ def test_damaged_bytes_of_a_seal_are_found_when_it_is_opened(tmp_path: Path) -> 
     go_on(case, tmp_path, told, undisturbed(case, tmp_path))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_slow_drive_changes_no_bit(device: str, tmp_path: Path) -> None:
     """Every other request begins only when somebody waits for it."""
@@ -86,7 +83,6 @@ def test_a_slow_drive_changes_no_bit(device: str, tmp_path: Path) -> None:
     go_on(case, tmp_path, told, expected)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_drive_too_full_for_the_states_is_told_at_attach(number: int, tmp_path: Path) -> None:
     case = everything_moves("cpu")
@@ -97,7 +93,6 @@ def test_a_drive_too_full_for_the_states_is_told_at_attach(number: int, tmp_path
     assert is_empty(tmp_path)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("residents", [False, True])
 def test_a_drive_too_full_to_swap_to_is_told_and_loses_no_step(

@@ -20,8 +20,6 @@ from support.engine_faults import (
 )
 from support.engine_runs import attach, batches_of, build, optimizer_for
 
-pytestmark = pytest.mark.timeout(120)
-
 TESTS = Path(__file__).parents[1]
 
 
@@ -82,7 +80,7 @@ def test_a_seal_on_a_full_drive_fails_and_can_be_made_when_there_is_room(tmp_pat
         text=True,
         check=False,
         cwd=TESTS,
-        timeout=100,
+        timeout=280,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     if done.returncode == errno.EPERM:

@@ -22,8 +22,6 @@ from support.engine_faults import (
 )
 from support.fault_engine import FaultEngine, FaultTicket
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Mine(Exception):
     """An error of the user's."""
@@ -146,7 +144,9 @@ def ctrl_c_when_blocked(io: BlockingEngine) -> Iterator[None]:
         io.is_reached.wait()
         os.kill(os.getpid(), signal.SIGINT)
         # A lane that waits for a drive is waited for: nothing may write to memory that is gone.
-        threading.Timer(0.1, io.may_go_on.set).start()
+        answer = threading.Timer(0.1, io.may_go_on.set)
+        answer.start()
+        answer.join()
 
     thread = threading.Thread(target=interrupt, name="interrupt")
     thread.start()
@@ -155,7 +155,6 @@ def ctrl_c_when_blocked(io: BlockingEngine) -> Iterator[None]:
     finally:
         io.is_reached.set()
         thread.join()
-        io.may_go_on.wait()
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,6 @@ from support.engine_faults import (
 )
 from support.engine_runs import EngineCase, attach, batches_of, build, optimizer_for
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def attached(case: EngineCase, directory: Path, **options: Any) -> Any:
     model = build(case)

@@ -68,7 +68,6 @@ def judge_error(told: Disturbed, io: FaultEngine, number: int, kind: type[Storag
         assert notes.count("on lane") == 1, notes
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("device", "name", "number"),
     [

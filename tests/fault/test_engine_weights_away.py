@@ -12,8 +12,6 @@ from lohan.errors import ConfigError
 from support.engine_faults import everything_moves
 from support.engine_runs import attach, batches_of, build, optimizer_for
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def assert_refused(model: torch.nn.Module, batch: dict[str, Any]) -> None:
     calls = [

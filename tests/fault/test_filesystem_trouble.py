@@ -49,7 +49,7 @@ def run_in_private_mounts(code: str, mount_point: pathlib.Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
 

@@ -41,4 +41,4 @@ class ManualClock:
             )
 
         with self._changed:
-            assert self._changed.wait_for(reached, timeout=20), self._deadlines
+            assert self._changed.wait_for(reached, timeout=200), self._deadlines

@@ -45,7 +45,7 @@ def run(program: str, *arguments: str) -> tuple[int, str, str]:
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
