@@ -142,7 +142,7 @@ def test_an_order_to_end_removes_the_files(tmp_path: pathlib.Path) -> None:
                 break
         num_files = len(list(path.iterdir()))
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=280)
+        process.communicate(timeout=840)
     assert num_files == 1
     assert process.returncode == 128 + signal.SIGTERM
     assert list(path.iterdir()) == []

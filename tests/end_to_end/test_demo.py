@@ -14,7 +14,7 @@ ROWS = ROOT / "examples" / "data" / "lighthouse.jsonl"
 
 def run_demo(folder: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PROGRAM), "--random-model", "--out", str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
 
 
 def test_the_rows_of_the_demo_share_one_habit() -> None:

@@ -81,7 +81,6 @@ def test_any_three_values_meet_in_the_quarter_that_is_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("num_parts", EVERYTHING["num_parts"])
 @pytest.mark.parametrize("device", EVERYTHING["device"])
 def test_combinations_of_any_three_values_change_no_bit(
@@ -107,7 +106,6 @@ def test_every_combination_changes_no_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", [name for name in TINY_MODELS if name != "llama"])
 def test_a_larger_sample_changes_no_bit_of_other_models(model: str, tmp_path: Path) -> None:
     for case in sampled(model, 12):
@@ -115,7 +113,6 @@ def test_a_larger_sample_changes_no_bit_of_other_models(model: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", TINY_MODELS)
 @pytest.mark.parametrize("choice", EVERYTHING["choice"])
 def test_twenty_steps_change_no_bit(model: str, choice: Choice, tmp_path: Path) -> None:

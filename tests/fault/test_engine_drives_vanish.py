@@ -80,7 +80,7 @@ def test_a_seal_on_a_full_drive_fails_and_can_be_made_when_there_is_room(tmp_pat
         text=True,
         check=False,
         cwd=TESTS,
-        timeout=280,
+        timeout=840,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     if done.returncode == errno.EPERM:

@@ -17,7 +17,7 @@ def run_kills(place: pathlib.Path, device: str, num_rounds: int) -> str:
         text=True,
         check=False,
         cwd=TESTS,
-        timeout=280,
+        timeout=840,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def run_in_private_mounts(code: str, mount_point: pathlib.Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=840,
     )
     assert done.returncode == 0, done.stderr
 

@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_no_file(tmp_path: pathlib.Path) -> None:
     process = start(tmp_path, wait_for="sustained writes")
     assert len(list(tmp_path.iterdir())) == 1
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=280)
+    _, errors = process.communicate(timeout=840)
     assert "KeyboardInterrupt" in errors
     assert list(tmp_path.iterdir()) == []
 
@@ -127,7 +127,7 @@ def test_a_directory_that_vanishes_meanwhile_is_an_error(tmp_path: pathlib.Path)
 def test_what_a_killed_measurement_left_is_told_to_the_next(tmp_path: pathlib.Path) -> None:
     process = start(tmp_path, wait_for="sustained writes")
     process.kill()
-    process.communicate(timeout=280)
+    process.communicate(timeout=840)
     (left,) = tmp_path.iterdir()
     said: list[str] = []
     found = measure_machine(

@@ -17,7 +17,7 @@ def run_kills(*arguments: str) -> str:
         text=True,
         check=False,
         cwd=TESTS,
-        timeout=280,
+        timeout=840,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

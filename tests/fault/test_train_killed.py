@@ -100,7 +100,6 @@ def killed_after(place: pathlib.Path, words: tuple[str, ...], seconds: float) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_killed_at_twenty_random_instants_ends_with_the_same_bits(
     place: pathlib.Path, undisturbed: str
 ) -> None:

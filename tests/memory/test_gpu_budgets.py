@@ -50,7 +50,6 @@ def test_the_least_gpu_budget_holds_every_step(model: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_micro_batches", [1, 4])
 @pytest.mark.parametrize("model", ["llama", "gpt2", "t5"])
 def test_every_gpu_budget_that_is_accepted_holds_every_step(

@@ -17,7 +17,6 @@ TRAINING = ("attach", "first step", "steps", "seal", "evaluate")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_peak_ram_keeps_to_the_budget_and_is_flat_in_the_number_of_layers(tmp_path: Path) -> None:
     def run(layers: int) -> Watched:
         watched = watch(

@@ -38,6 +38,7 @@ class Growth:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # threads begin with a stack each, on some machines of 2 MiB at once
     root = pathlib.Path(sys.argv[1])
     config = transformers.LlamaConfig(
         vocab_size=4096,

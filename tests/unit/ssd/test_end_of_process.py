@@ -45,7 +45,7 @@ def run(program: str, *arguments: str) -> tuple[int, str, str]:
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr

@@ -66,7 +66,7 @@ def test_a_forked_child_is_told_at_once_and_does_no_harm(
         [sys.executable, "-c", IN_A_CHILD, str(tmp_path), engine_name],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert (done.stdout, done.stderr) == ("ScheduleError ScheduleError fine\n", "")
