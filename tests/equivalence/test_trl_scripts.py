@@ -4,18 +4,15 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
 import trl
 from transformers import TrainerCallback
-from trl import SFTConfig
 
 from lohan.errors import ConfigError
 from lohan.train.trainer import SFTTrainer
-from support import tiny_chat
-from support.plain_engine import MasterAdamW
+from support import tiny_chat, trl_runs
 from support.trainer_engines import attach_small
 
 ROWS = tiny_chat.conversations(14)
@@ -53,35 +50,14 @@ def accuracy(found: Any) -> dict[str, float]:
     return {"accuracy": float(right.mean()), "rows": float(len(found.predictions))}
 
 
-def settings(out: pathlib.Path, **changes: Any) -> SFTConfig:
-    given: dict[str, Any] = {
-        "use_cpu": True,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "num_train_epochs": 1,
-        "learning_rate": 1e-3,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.0,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": 2,
-        "logging_steps": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "per_device_eval_batch_size": 4,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
-    return SFTConfig(output_dir=str(out), **{**given, **changes})
+def settings(out: pathlib.Path, **changes: Any) -> Any:
+    return trl_runs.sft_arguments(
+        out, **{"gradient_accumulation_steps": 2, "warmup_steps": 2, **changes}
+    )
 
 
 def tables() -> dict[str, Any]:
-    return {
-        "train_dataset": datasets.Dataset.from_list(ROWS),
-        "eval_dataset": datasets.Dataset.from_list(ROWS[:5]),
-        "processing_class": tiny_chat.tokenizer(),
-    }
+    return trl_runs.chat_tables(ROWS, num_to_evaluate=5)
 
 
 def offloaded(place: pathlib.Path, changes: dict[str, Any], **more: Any) -> SFTTrainer:
@@ -99,18 +75,7 @@ def in_memory(place: pathlib.Path, changes: dict[str, Any], **more: Any) -> trl.
     made = trl.SFTTrainer(
         tiny_chat.model(), settings(place / "plain", **plainly), **tables(), **more
     )
-    decayed = set(made.get_decay_parameter_names(made.model))
-    named = list(made.model.named_parameters())
-    groups = [
-        {"params": [p for n, p in named if n in decayed], "weight_decay": 0.1},
-        {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
-    ]
-    made.optimizer = MasterAdamW(
-        groups,
-        lr=made.args.learning_rate,
-        betas=(made.args.adam_beta1, made.args.adam_beta2),
-        eps=made.args.adam_epsilon,
-    )
+    made.optimizer = trl_runs.master_optimizer(made)
     return made
 
 

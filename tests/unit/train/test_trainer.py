@@ -10,13 +10,12 @@ import pytest
 import torch
 import transformers
 import trl
-from trl import SFTConfig
 
 from lohan.errors import ConfigError
 from lohan.train import trainer as trainers
 from lohan.train.trainer import LohanWarning, SFTTrainer, Trainer
-from support import tiny_chat
-from support.plain_engine import MasterAdamW, attach_plainly
+from support import tiny_chat, trl_runs
+from support.plain_engine import attach_plainly
 
 
 @pytest.fixture(autouse=True)
@@ -27,45 +26,13 @@ def _plain_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 ROWS = tiny_chat.conversations(22)
 
 
-def sft_arguments(out: pathlib.Path, **changes: Any) -> SFTConfig:
-    settings: dict[str, Any] = {
-        "use_cpu": True,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 4,
-        "num_train_epochs": 1,
-        "learning_rate": 1e-3,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.0,
-        "lr_scheduler_type": "cosine",
-        "logging_steps": 1,
-        "assistant_only_loss": True,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "per_device_eval_batch_size": 4,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
-    return SFTConfig(output_dir=str(out), **{**settings, **changes})
-
-
-def master_optimizer(trainer: Any) -> tuple[Any, None]:
-    decayed = set(trainer.get_decay_parameter_names(trainer.model))
-    named = list(trainer.model.named_parameters())
-    groups = [
-        {"params": [p for n, p in named if n in decayed], "weight_decay": 0.1},
-        {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
-    ]
-    return MasterAdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8), None
+def sft_arguments(out: pathlib.Path, **changes: Any) -> Any:
+    given = {"gradient_accumulation_steps": 4, "assistant_only_loss": True, **changes}
+    return trl_runs.sft_arguments(out, **given)
 
 
 def tables() -> dict[str, Any]:
-    return {
-        "train_dataset": datasets.Dataset.from_list(ROWS),
-        "eval_dataset": datasets.Dataset.from_list(ROWS[:7]),
-        "processing_class": tiny_chat.tokenizer(),
-    }
+    return trl_runs.chat_tables(ROWS, num_to_evaluate=7)
 
 
 def logged(trainer: Any, *names: str) -> list[Any]:
@@ -100,7 +67,7 @@ def test_losses_and_weights_are_those_of_trl_with_fp32_masters(
     plain = trl.SFTTrainer(
         tiny_chat.model(), sft_arguments(tmp_path / "plain", **PLAIN, **changes), **tables()
     )
-    plain.optimizer, plain.lr_scheduler = master_optimizer(plain)
+    plain.optimizer = trl_runs.master_optimizer(plain)
     plain.train()
     for name in ("loss", "eval_loss", "learning_rate", "mean_token_accuracy", "num_tokens"):
         assert logged(ours, name) == logged(plain, name)
@@ -162,7 +129,7 @@ def test_the_plain_trainer_with_a_custom_loss_gives_the_losses_of_transformers(
         plain = transformers.Trainer(
             tiny_chat.model(), arguments("plain"), compute_loss_func=loss, **shared
         )
-        plain.optimizer, plain.lr_scheduler = master_optimizer(plain)
+        plain.optimizer = trl_runs.master_optimizer(plain)
         plain.train()
         assert logged(ours, "loss") == logged(plain, "loss")
         assert len(logged(ours, "loss")) == 6
