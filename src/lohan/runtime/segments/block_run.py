@@ -9,7 +9,7 @@ main thread.
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from lohan.runtime.segments.cuts import (
     PendingGradients,
     edge_of,
     enter,
-    leave,
     refuse_foreign_leaves,
 )
 from lohan.runtime.segments.entries import (
@@ -37,6 +36,7 @@ from lohan.runtime.segments.entries import (
     refuse_changed,
     refuse_changed_objects,
 )
+from lohan.runtime.segments.exits import leave_block, refuse_changed_alias
 from lohan.runtime.segments.held_values import HeldValues
 from lohan.runtime.segments.kept_graph import GraphWatch, KeptGraph, refuses_hooks
 from lohan.runtime.slots import Weights
@@ -87,11 +87,17 @@ class BlockVisit:
     entered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Input tensors and their versions, until the next boundary; then `forget_inputs`."""
 
+    sharing: list[torch.Tensor] = field(default_factory=list)
+    """Outputs with gradients whose memory is that of others; until then, too."""
+
     def forget_inputs(self, what: str) -> None:
         """Check that what the store was given is still what the block saw, and let go of it."""
         for tensor, version in self.entered:
             refuse_changed(tensor, version, what)
+        for tensor in self.sharing:
+            refuse_changed_alias(tensor, what)
         self.entered.clear()
+        self.sharing.clear()
 
     def refuse_other_objects(self, what: str) -> None:
         """Check that a re-run will find the objects that the forward was given, as they were."""
@@ -162,7 +168,8 @@ class BlockRunner:
             watch, capture = None, self._capture(micro_batch, choices)
             raw = _run(call, args, kwargs, [capture])
         arrivals.refuse_changed_containers(f"block {self.name}")
-        outputs, exits = _leave(raw, arrivals.originals(), capture, self._weights)
+        arrivals.refuse_hooks(f"block {self.name}")
+        outputs, exits, sharing = leave_block(raw, arrivals.originals(), capture, self._weights)
         if buffers is None:
             return outputs, None
         visit = BlockVisit(
@@ -176,6 +183,7 @@ class BlockRunner:
             buffers=self._buffers.changed(buffers),
             objects=arrivals.objects,
             entered=versions,
+            sharing=sharing,
         )
         if not same_state(random_state, self._generators.state()):
             visit.random_state = random_state
@@ -330,38 +338,6 @@ class BlockRunner:
 
     def _refuse_foreign(self, roots: Sequence[Node]) -> None:
         refuse_foreign_leaves(roots, set(self._parameters), f"block {self.name}")
-
-
-def _leave(
-    raw: Any,
-    originals: Mapping[int, torch.Tensor],
-    capture: CaptureMode | None,
-    weights: Weights,
-) -> tuple[Any, list[Edge | None]]:
-    """Outputs for the model, cut off from the block's graph, and the edges of their gradients."""
-    leaves, spec = tree_flatten(raw)
-    left: dict[int, torch.Tensor] = {}
-    edges: dict[int, Edge | None] = {}
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor) or id(leaf) in left:
-            continue
-        if id(leaf) in originals:
-            # Handed through: plain autograd would know it under one name, so it keeps that.
-            left[id(leaf)], edges[id(leaf)] = originals[id(leaf)], None
-            continue
-        value = leaf.detach()
-        if capture is not None and capture.shares_memory_with_stored(value):
-            value = value.clone()  # the model may change its copy in place, not the store's
-        elif (place := weights.place_of(value)) is not None:
-            value = place.copy()  # the weights are about to leave
-        left[id(leaf)] = leave(value) if leaf.requires_grad else value
-        edges[id(leaf)] = edge_of(left[id(leaf)]) if leaf.requires_grad else None
-    # An output that is there twice has one sum of gradients, taken once.
-    exits: list[Edge | None] = []
-    for leaf in leaves:
-        edge = edges.get(id(leaf))
-        exits.append(edge if edge not in exits else None)
-    return tree_unflatten([left.get(id(leaf), leaf) for leaf in leaves], spec), exits
 
 
 def _run(

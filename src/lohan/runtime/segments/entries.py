@@ -127,6 +127,18 @@ class Arrivals:
             for identity, edge in self._edges.items()
         )
 
+    def refuse_hooks(self, what: str) -> None:
+        """Hooks that a block puts on what it was given are for whole gradients."""
+        for tensor in self._inside.values():
+            if tensor._backward_hooks:
+                raise ConfigError(
+                    f"{what} puts a hook on the gradient of an argument of shape "
+                    f"{tuple(tensor.shape)}",
+                    why="other parts of the model may use that tensor too, and the hook would see "
+                    "this block's share alone",
+                    remedy="put it on a tensor of the block's own: `x = x.view_as(x)` first",
+                )
+
     def refuse_changed_containers(self, what: str) -> None:
         """Blocks are given copies of lists and mappings: what they put there would be lost."""
         after, spec_after = tree_flatten(self._given)

@@ -28,6 +28,7 @@ from lohan.runtime.segments.collected_outputs import (
 )
 from lohan.runtime.segments.cuts import PendingGradients
 from lohan.runtime.segments.entries import EntryKeys
+from lohan.runtime.segments.exits import HookWatch
 from lohan.runtime.segments.own_attributes import OwnAttributes
 from lohan.runtime.segments.rest_run import PresenceMode, weights_by_place
 from lohan.runtime.slots import Weights
@@ -63,6 +64,7 @@ class MicroBatch:
         """Weights that were arguments of blocks, by id, and their copies."""
         self.settings = process_settings()
         """Of the process, while others run."""
+        self.hooks = HookWatch()
         self.keys = EntryKeys()
         self.visits: dict[BlockId, BlockVisit] = {}
         self.pending = PendingGradients()

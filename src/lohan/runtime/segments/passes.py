@@ -123,6 +123,7 @@ class Passes:
             )
         if visit is not None:
             micro_batch.visits[segment.id] = visit
+            micro_batch.hooks.add((micro_batch.reply, call.args, call.kwargs))
         self._note_random_state(micro_batch)
         del call
         # A rest that follows needs weights of its own, for which all micro-batches wait.
@@ -150,6 +151,7 @@ class Passes:
                     [(edge_of(loss), torch.ones_like(loss))],
                     pending=micro_batch.pending,
                     start=micro_batch.starts[-1],
+                    hooked=micro_batch.hooks.hooked,
                     add_to_parameter=self._adder(segment, micro_batch),
                 )
             self._settle(segment, micro_batch)
@@ -161,8 +163,10 @@ class Passes:
         with _told(f"in {where(micro_batch)}"):
             micro_batch.advance()
         self._note_random_state(micro_batch)
+        if micro_batch.call is not None:
+            micro_batch.hooks.look()
         for segment, visit in micro_batch.visits.items():
-            if visit.entered:
+            if visit.entered or visit.sharing:
                 visit.forget_inputs(f"block {self._segments[segment].name}")
 
     def _check_in_place(self, segment: Segment) -> None:
@@ -291,6 +295,7 @@ class Passes:
             micro_batch.pending.take_where(is_in_stretch),
             pending=micro_batch.pending,
             start=start,
+            hooked=micro_batch.hooks.hooked,
             add_to_parameter=self._adder(segment, micro_batch),
         )
 

@@ -6,7 +6,7 @@ that is away is refused (`PresenceMode`); and the backward of one stretch of tha
 (`rest_backward`), which stops where the stretch began. Called by `segments.step`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ def rest_backward(
     *,
     pending: PendingGradients,
     start: int,
+    hooked: Container[Edge],
     add_to_parameter: Callable[[torch.nn.Parameter, torch.Tensor], None],
 ) -> None:
     """Send gradients through one stretch of the rest, back to where it began.
@@ -69,11 +70,19 @@ def rest_backward(
         pending: of the micro-batch; sums at the far ends are continued from it and put back.
         start: sequence number of the first operator of the stretch; earlier ones belong to
             stretches that will run later.
+        hooked: edges whose tensors have hooks, for their whole sums.
         add_to_parameter: gets the micro-batch's sum for each parameter reached.
     """
     if not roots:
         return
     ends = _ends((edge for edge, _ in roots), start)
+    if any(edge in hooked for edge in ends):
+        raise ConfigError(
+            "a tensor with a hook on its gradient enters a block, and is used again later",
+            why="its gradient is summed up part by part, and the hook is for the whole",
+            remedy="put the hook on a tensor made from it: `y = x.view_as(x)`, and go on with "
+            "that one",
+        )
     seeds = [(edge, so_far) for edge in ends if (so_far := pending.take(edge)) is not None]
     everything = [*roots, *seeds]
     gradients = torch.autograd.grad(

@@ -166,6 +166,12 @@ class SegmentedModel:
             with left_as_it_is(self.model), held_values_left(self.model):
                 self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
                 shared.refuse_mixed()
+        except RuntimeError as error:
+            error.add_note(
+                "lohan: this forward ran without gradients, to count the random numbers it draws; "
+                "hooks on tensors need `if x.requires_grad:` in front"
+            )
+            raise
         finally:
             self.is_learning_draws, self._shared = False, None
         self._generators.set_state(before)
