@@ -59,6 +59,7 @@ def test_resume_continues_the_run_and_a_second_start_is_refused(place: pathlib.P
     changed = train(place, "--resume", learning_rate="9e-3")
     assert changed.exit_code == 2
     assert "learning_rate: 2e-05 -> 0.009" in changed.stderr
+    assert "lohan export" in changed.stderr
     resumed = train(place, "--resume", save_steps="1")
     assert resumed.exit_code == 0, resumed.stderr
     assert "continues after step 3 of 3" in resumed.stdout

@@ -213,7 +213,8 @@ def refuse_changes(
         raise ConfigError(
             f"{len(changed)} setting(s) are not those of {checkpoint}: " + "; ".join(changed),
             why="the run would not continue the one that was stopped",
-            remedy="put them back, or start a new run in another folder",
+            remedy="put them back, or start a new run in another folder (from what this one has "
+            "learned: `lohan export` writes its model, for --model)",
         )
     if sealed["data_hash"] is not None and sealed["data_hash"] != data_hash:
         raise ConfigError(
