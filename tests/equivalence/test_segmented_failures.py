@@ -1,43 +1,27 @@
-"""What cannot be driven is refused with a reason, and a failed step leaves nothing behind."""
+"""A step that fails surfaces its error and leaves nothing behind; draws that were not known."""
 
 import gc
 import threading
 import weakref
 from collections import UserList
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from lohan.errors import ConfigError, LohanError, ScheduleError
 from lohan.runtime.segments import (
     DrawsUnknown,
     ForwardOrder,
     Phase,
-    SegmentedModel,
-    map_segments,
 )
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
 from lohan.vocabulary import BlockId
+from support.driven_toys import assert_nothing_left, drive
 from support.plain_training import (
-    ComeAndGo,
-    StayInPlace,
     assert_same_gradients,
     plain_step,
     twin,
 )
 from support.toy_models import TOYS, DropoutBlock, Toy, ToyBlock, toy_batches
-
-
-def drive(
-    model: torch.nn.Module, hooks_type: type[ComeAndGo] = ComeAndGo
-) -> tuple[SegmentedModel, ComeAndGo, KeepStore]:
-    segments = map_segments(model)
-    sets = segments.parameter_sets(model)
-    hooks, store = hooks_type(segments, sets), KeepStore()
-    return SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store), hooks, store
 
 
 class Boom(Exception):
@@ -74,17 +58,6 @@ class FailingToy(Toy):
     def count(self) -> bool:
         self.calls += 1
         return self.calls == 2
-
-
-def assert_nothing_left(
-    driven: SegmentedModel, hooks: ComeAndGo, store: KeepStore, threads: int, state: torch.Tensor
-) -> None:
-    assert threading.active_count() == threads
-    assert len(store) == 0
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(p.grad is None for p in driven.model.parameters())
-    assert all("forward" not in vars(block) for block in driven.model.blocks)
-    hooks.abandon()
 
 
 @pytest.mark.parametrize("order", ForwardOrder)
@@ -174,186 +147,6 @@ def test_a_failed_step_keeps_no_activation_alive() -> None:
     assert not any(ref() is not None for ref in alive)
 
 
-class SkipsBlock(Toy):
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks[2](self.blocks[0](x))
-
-
-class StopsEarly(Toy):
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks[0](x)
-
-
-class RepeatsBlock(Toy):
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks[2](super().body(x))
-
-
-class ChangesInput(ToyBlock):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
-        x += 1
-        return y
-
-
-class ChangesInputAfter(Toy):
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.sin(x)
-        y = self.blocks[1](self.blocks[0](x))
-        y2 = self.blocks[2](y)
-        y += 1
-        return y2 + y
-
-
-class Smuggles(Toy):
-    """Hands a tensor to its blocks behind their arguments."""
-
-    class Block(ToyBlock):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * self.smuggled
-
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            block.smuggled = x.detach().requires_grad_() if self.as_leaf else x * 2
-            x = block(x)
-        return x
-
-    as_leaf = False
-
-
-class SmugglesLeaf(Smuggles):
-    as_leaf = True
-
-
-class TiedAround(Toy):
-    """A tied parameter, and a tensor made from it that goes around the blocks."""
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        x = self.enter(x)
-        y = self.body(x) + x
-        return ((y @ self.enter.weight).square().mean(),)
-
-
-class UsesThreads(Toy):
-    """Calls its blocks from a thread of its own."""
-
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(super().body, x).result()
-
-
-class Detached(Toy):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (super().forward(x)[0].detach(),)
-
-
-class NoLoss(Toy):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.leave(self.body(self.enter(x)))
-
-
-REFUSED: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
-    "skips a block": (lambda: SkipsBlock(lambda _: ToyBlock()), "blocks.2 where blocks.1 was due"),
-    "stops early": (lambda: StopsEarly(lambda _: ToyBlock()), "called 1 of 3 blocks"),
-    "repeats a block": (lambda: RepeatsBlock(lambda _: ToyBlock()), "where none was due"),
-    "changes its input": (lambda: Toy(lambda _: ChangesInput()), "was changed in place"),
-    "input changed later": (
-        lambda: ChangesInputAfter(lambda _: ToyBlock()),
-        "was changed in place",
-    ),
-    "smuggles a tensor": (lambda: Smuggles(lambda _: Smuggles.Block()), "neither an argument"),
-    "smuggles a leaf": (lambda: SmugglesLeaf(lambda _: Smuggles.Block()), "neither an argument"),
-    "threads of its own": (
-        lambda: UsesThreads(lambda _: ToyBlock()),
-        "outside the model's forward",
-    ),
-    "detached loss": (lambda: Detached(lambda _: ToyBlock()), "any trainable parameter"),
-    "no loss": (lambda: NoLoss(lambda _: ToyBlock()), "not one number"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_driven_is_refused_with_a_reason(name: str) -> None:
-    make, message = REFUSED[name]
-    driven, hooks, store = drive(make(), StayInPlace)
-    threads, state = threading.active_count(), torch.get_rng_state()
-    with pytest.raises(ConfigError, match=message):
-        driven.step(toy_batches(2))
-    assert_nothing_left(driven, hooks, store, threads, state)
-
-
-def test_a_tied_parameter_whose_tensor_goes_around_the_blocks_is_refused() -> None:
-    model = TiedAround(lambda _: ToyBlock())
-    enter = ["enter.weight", "enter.bias", "leave.weight", "leave.bias"]
-    segments = map_segments(model, rest_uses=[enter, ["enter.weight"]])
-    sets = segments.parameter_sets(model)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=ComeAndGo(segments, sets))
-    with pytest.raises(ConfigError, match="used before and after the blocks"):
-        driven.step(toy_batches(2))
-
-
-def test_weights_that_are_away_are_never_used() -> None:
-    model = Toy(lambda _: ToyBlock())
-    names = [name for name, _ in model.named_parameters() if not name.startswith("blocks")]
-    segments = map_segments(model, rest_uses=[[], names])
-    sets = segments.parameter_sets(model)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=ComeAndGo(segments, sets))
-    with pytest.raises(ScheduleError, match="weights of head"):
-        driven.step(toy_batches(2))
-
-
-def test_gradients_of_a_segment_that_has_left_are_refused() -> None:
-    model = Toy(lambda _: ToyBlock())
-    names = [name for name, _ in model.named_parameters() if not name.startswith("blocks")]
-    segments = map_segments(model, rest_uses=[[], names])
-    sets = segments.parameter_sets(model)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=StayInPlace(segments, sets))
-    with pytest.raises(ScheduleError, match="belongs to a later segment"):
-        driven.step(toy_batches(2))
-
-
-def test_hooks_that_do_not_bring_the_weights_are_told() -> None:
-    driven, hooks, _ = drive(Toy(lambda _: ToyBlock()))
-    hooks.before = lambda segment, phase: None
-    with pytest.raises(ScheduleError, match="not in place"):
-        driven.step(toy_batches(1))
-
-
-def test_gradients_that_were_there_before_are_refused() -> None:
-    driven, _, _ = drive(Toy(lambda _: ToyBlock()))
-    driven.model.leave.bias.grad = torch.zeros(2)
-    with pytest.raises(ConfigError, match="has a gradient before the step"):
-        driven.step(toy_batches(1))
-
-
-def test_a_step_without_micro_batches_is_refused() -> None:
-    driven, _, _ = drive(Toy(lambda _: ToyBlock()))
-    with pytest.raises(ConfigError, match="no micro-batch"):
-        driven.step([])
-
-
-def test_a_batch_that_is_no_mapping_needs_a_loss_function() -> None:
-    driven, _, _ = drive(Toy(lambda _: ToyBlock()))
-    with pytest.raises(ConfigError, match="loss_fn"):
-        driven.step([torch.zeros(2, 4)])
-
-
-def test_sparse_gradients_are_refused() -> None:
-    class Sparse(Toy):
-        def __init__(self) -> None:
-            super().__init__(lambda _: ToyBlock())
-            self.enter = torch.nn.Embedding(5, 6, sparse=True)
-
-    driven, _, _ = drive(Sparse())
-    with pytest.raises(LohanError, match="is sparse"):
-        driven.step([{"x": torch.tensor([1, 2])}])
-
-
-def test_a_model_without_repeated_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no repeated blocks"):
-        map_segments(torch.nn.Linear(3, 3))
-
-
 def test_draws_that_are_not_known_are_reported_before_any_gradient_leaves() -> None:
     model = TOYS["random numbers"]().train()
     driven, hooks, store = drive(model)
@@ -403,33 +196,3 @@ def test_draws_that_depend_on_values_are_never_predicted() -> None:
     driven.step(toy_batches(2), order=ForwardOrder.MICRO_BATCH_MAJOR)
     with pytest.raises(DrawsUnknown):
         driven.step(toy_batches(2))
-
-
-def test_choices_for_another_block_are_refused() -> None:
-    driven, hooks, store = drive(Toy(lambda _: ToyBlock()))
-    first = driven.segments.blocks[0].id
-    for choices, message in [
-        (BlockChoices(stored=frozenset([99])), "the choices name"),
-        (BlockChoices(stored=frozenset([0])), "view of its input"),
-        (BlockChoices(skipped=frozenset([1]), names={1: "mm"}), "mm was expected"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            driven.step(toy_batches(2), choices={first: choices})
-        hooks.abandon()
-        assert len(store) == 0
-
-
-def test_a_block_that_runs_other_operators_again_is_refused() -> None:
-    class Fickle(ToyBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls: UserList[int] = UserList()  # of which nothing is known, or put back
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls.append(1)
-            return super().forward(x) * (2.0 if len(self.calls) == 1 else torch.exp(x))
-
-    driven, _, _ = drive(Toy(lambda _: Fickle()))
-    last = driven.segments.blocks[-1].id
-    with pytest.raises(ScheduleError, match="in the re-run"):
-        driven.step(toy_batches(1), choices={last: BlockChoices(stored=frozenset([1]))})

@@ -13,17 +13,14 @@ from typing import Any
 import torch
 
 _KERNELS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+_ARE_ENABLED = [getattr(torch.backends.cuda, f"{name}_enabled") for name in _KERNELS]
 ProcessSettings = tuple[Any, ...]
 
 
 def process_settings() -> ProcessSettings:
     """Settings of PyTorch for all threads that a model may change for a while: the default type,
     and which kernels attention may use."""
-    backend: Any = torch.backends.cuda
-    return (
-        torch.get_default_dtype(),
-        *(getattr(backend, f"{name}_enabled")() for name in _KERNELS),
-    )
+    return (torch.get_default_dtype(), *[is_enabled() for is_enabled in _ARE_ENABLED])
 
 
 def put_process_settings(settings: ProcessSettings) -> None:

@@ -7,7 +7,7 @@ Called by `block_run`, and by `passes` between the parts of a micro-batch.
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -82,9 +82,12 @@ class HookWatch:
         self.hooked: set[Edge] = set()
         """Where tensors with hooks are made that entered blocks."""
 
-    def add(self, values: Any) -> None:
-        """These have left a block, or are about to enter one."""
-        self._alive += [weakref.ref(one) for one in tensors_in(values) if one.grad_fn is not None]
+    def add(self, entered: Iterable[torch.Tensor], left: Any) -> None:
+        """A block was given these tensors, and has returned what it did."""
+        returned = [left] if isinstance(left, torch.Tensor) else tensors_in(left)
+        self._alive += [
+            weakref.ref(one) for one in (*entered, *returned) if one.grad_fn is not None
+        ]
 
     def look(self) -> None:
         """The model has come to its next block: what it still holds it may use in other parts.

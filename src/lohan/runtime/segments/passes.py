@@ -123,7 +123,7 @@ class Passes:
             )
         if visit is not None:
             micro_batch.visits[segment.id] = visit
-            micro_batch.hooks.add((micro_batch.reply, call.args, call.kwargs))
+            micro_batch.hooks.add([tensor for tensor, _ in visit.entered], micro_batch.reply)
         self._note_random_state(micro_batch)
         del call
         # A rest that follows needs weights of its own, for which all micro-batches wait.
