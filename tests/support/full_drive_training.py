@@ -7,7 +7,6 @@ was found again with the bits of an undisturbed run.
 """
 
 import contextlib
-import errno
 import pathlib
 import subprocess
 import sys
@@ -18,6 +17,9 @@ import torch
 from lohan.errors import OutOfSpace
 from support.engine_faults import Disturbed, everything_moves, go_on, undisturbed
 from support.engine_runs import attach, batches_of, build, optimizer_for
+
+NOT_PERMITTED = 77
+"""Exit code where nothing can be mounted; 1 is what any error ends with."""
 
 
 def fill(path: pathlib.Path) -> None:
@@ -33,7 +35,7 @@ def main(root: pathlib.Path) -> int:
     place = root / "ssd0"
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(place)]
     if subprocess.run(mount, check=False).returncode:
-        return errno.EPERM
+        return NOT_PERMITTED
     steps = batches_of(case)
     model = build(case)
     with attach(case, model, optimizer_for(case, model), root) as engine:
