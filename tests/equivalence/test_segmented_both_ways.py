@@ -12,12 +12,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lohan.errors import ConfigError
-from lohan.runtime.segments import SegmentedModel, map_segments
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from lohan.runtime.swap_modes import BlockChoices
 from support.block_backwards import count_backwards
+from support.driven_toys import assert_as_plain
 from support.plain_training import (
-    ComeAndGo,
-    assert_same_gradients,
     plain_step,
     same_bits,
     twin,
@@ -39,22 +37,7 @@ def check(
         is_kept: bool = True,
         batches: Callable[[], list[dict[str, Any]]] = toy_batches,
     ) -> None:
-        plain = twin(model)
-        segments = map_segments(model)
-        sets = segments.parameter_sets(model)
-        hooks, store = ComeAndGo(segments, sets), KeepStore()
-        driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=store)
-        for _ in range(2):
-            expected_losses, expected = plain_step(plain, batches())
-            hooks.gradients.clear()
-            hooks.missing.clear()
-            losses = driven.step(
-                batches(), choices={block.id: choices for block in segments.blocks}
-            )
-            assert all(map(same_bits, losses, expected_losses))
-            found = {n: g for n, g in hooks.gradients.items() if n not in hooks.missing}
-            assert_same_gradients(found, expected)
-            assert len(store) == 0
+        assert_as_plain(model, choices, batches=batches)
         assert (counts.num_kept > 0) == (is_kept and request.param == "kept")
 
     return run

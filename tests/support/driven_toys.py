@@ -1,12 +1,21 @@
 """Toys driven block by block, and what must not be left behind when that fails."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from lohan.runtime.segments import SegmentedModel, map_segments
-from lohan.runtime.swap_modes import KeepStore
-from support.plain_training import ComeAndGo
+from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from support.plain_training import (
+    ComeAndGo,
+    assert_same_gradients,
+    plain_step,
+    same_bits,
+    twin,
+)
+from support.toy_models import toy_batches
 
 
 def drive(
@@ -27,3 +36,31 @@ def assert_nothing_left(
     assert all(p.grad is None for p in driven.model.parameters())
     assert all("forward" not in vars(block) for block in driven.model.blocks)
     hooks.abandon()
+
+
+def drive_with(
+    model: torch.nn.Module, choices: BlockChoices
+) -> tuple[Callable[..., Any], ComeAndGo, KeepStore]:
+    """A step with the same choices for every block, and what it works with."""
+    driven, hooks, store = drive(model)
+    of_all = {block.id: choices for block in driven.segments.blocks}
+    return lambda batches: driven.step(batches, choices=of_all), hooks, store
+
+
+def assert_as_plain(
+    model: torch.nn.Module,
+    choices: BlockChoices,
+    *,
+    num_steps: int = 2,
+    batches: Callable[[], list[dict[str, Any]]] = toy_batches,
+) -> None:
+    """Steps of some micro-batches have the bits of plain training."""
+    plain = twin(model)
+    step, hooks, store = drive_with(model, choices)
+    for _ in range(num_steps):
+        expected_losses, expected = plain_step(plain, batches())
+        hooks.gradients.clear()
+        losses = step(batches())
+        assert all(map(same_bits, losses, expected_losses))
+        assert_same_gradients(hooks.gradients, expected)
+        assert len(store) == 0
