@@ -232,6 +232,31 @@ def test_weights_that_a_forward_changes_behind_autograd_are_refused(
         engine.step(toy_steps(1, 1)[0])
 
 
+class PutsOtherData(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.up.weight.data = self.up.weight.data.clamp(-0.1, 0.1)
+        return super().forward(x)
+
+
+class PutsAnother(ToyBlock):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.up.weight = nn.Parameter(self.up.weight.detach().clamp(-0.1, 0.1))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize("block", [PutsOtherData, PutsAnother])
+def test_a_forward_that_puts_another_weight_in_place_is_refused(
+    block: type[ToyBlock], num_micro_batches: int, tmp_path: Path
+) -> None:
+    model = make_toy(lambda: Toy(lambda _: block()))
+    with (
+        attach_toy(model, toy_optimizer(model), tmp_path) as engine,
+        pytest.raises(ConfigError, match=r"blocks\.0\.up\.weight|nor a parameter of its own"),
+    ):
+        engine.step(toy_steps(1, num_micro_batches)[0])
+
+
 class KeepsItsWeight(ToyBlock):
     def __init__(self) -> None:
         super().__init__()

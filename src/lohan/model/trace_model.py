@@ -163,7 +163,9 @@ class _Tracer:
         self._traceable = traceable
         self._skeleton = traceable.skeleton
         self._blocks = traceable.blocks
-        parameters = {storage_key(parameter) for parameter in self._skeleton.fake_of.values()}
+        # As they are now: a forward may put other memory in the place of a weight's.
+        self._key_to_id = {storage_key(fake): i for i, fake in self._skeleton.fake_of.items()}
+        parameters = set(self._key_to_id)
         # Kept: a forward may put others in their places, and no storage key may be used twice.
         self._buffers = list(self._skeleton.module.buffers())
         buffers = {storage_key(buffer) for buffer in self._buffers}
@@ -295,7 +297,7 @@ class _Tracer:
     def assign_parameters(self) -> bool:
         """Give every stretch the ids of the original parameters it uses, the unused ones too; tell
         whether some of a block are used outside of blocks."""
-        key_to_id = {storage_key(f): i for i, f in self._skeleton.fake_of.items()}
+        key_to_id = self._key_to_id
         used: dict[int, Stretch] = {}
         inside_ids = {id(p) for block in self._blocks for p in block.module.parameters()}
         between: set[int] = set()

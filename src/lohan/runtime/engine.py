@@ -91,13 +91,12 @@ class Engine(EngineAnswers):
         batches = self._setup.on_device(micro_batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
         shares = loss_weights(batches, weights, is_causal=self._setup.is_causal)
-        refuse_replaced(
-            self.model,
-            {n: p for own in self._setup.sets.values() for n, p in own.parameters.items()},
-        )
+        attached = {n: p for own in self._setup.sets.values() for n, p in own.parameters.items()}
+        refuse_replaced(self.model, attached)
         rates, running = self._setup.rates_of(self.optimizer), self._plan_for(batches)
         with self._failing_for_good():
             self._learn_draws(running, batches, loss_fn)
+            refuse_replaced(self.model, attached)
             result = self._step(running, batches, loss_fn, shares, rates)
         self.optimizer.note_step()
         return result

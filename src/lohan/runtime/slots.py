@@ -338,5 +338,5 @@ class Weights:
                     "those of a block only while it runs",
                     remedy="give a loss that reads weights to `attach` (loss_fn=, example=), which "
                     "finds out where; else use weights of a block inside it and return what is "
-                    "needed of them",
+                    "needed of them; switch off what leaves blocks out (layerdrop)",
                 )
