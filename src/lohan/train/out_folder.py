@@ -2,8 +2,7 @@
 
 Owns what may stand in OUT already, the lock that keeps two runs out of one folder, and taking
 back what a refused run has put there. What a run writes once it is accepted is not its business.
-Called by `run`, and by the
-trainers for the lock.
+Called by `run`, and by the trainers for the lock.
 """
 
 import contextlib

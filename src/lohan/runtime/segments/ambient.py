@@ -11,27 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
 
-_KERNELS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
-_ARE_ENABLED = [getattr(torch.backends.cuda, f"{name}_enabled") for name in _KERNELS]
 ProcessSettings = tuple[Any, ...]
 
 
 def process_settings() -> ProcessSettings:
     """Settings of PyTorch for all threads that a model may change for a while: the default type,
     and which kernels attention may use."""
-    return (torch.get_default_dtype(), *[is_enabled() for is_enabled in _ARE_ENABLED])
+    return (torch.get_default_dtype(), *_cur_sdpa_kernel_backends())
 
 
 def put_process_settings(settings: ProcessSettings) -> None:
     """Set what differs."""
-    now = process_settings()
-    if now == settings:
-        return
-    backend: Any = torch.backends.cuda
-    torch.set_default_dtype(settings[0])
-    for name, is_enabled in zip(_KERNELS, settings[1:], strict=True):
-        getattr(backend, f"enable_{name}")(is_enabled)
+    if process_settings() != settings:
+        torch.set_default_dtype(settings[0])
+        _sdpa_kernel(settings[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from lohan.runtime.model_buffers import put_value
 
 _CONTAINERS = (list, dict, OrderedDict, set, deque)
 _GENERATORS = (torch.Generator, random.Random)
-_HELD = (torch.Tensor, *_CONTAINERS, *_GENERATORS)
 _OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
 _NUM_LOOKS = 8
 """Forwards before which attributes are looked through: some are there only after the first."""
@@ -45,7 +44,7 @@ class HeldValues:
         return [
             (value, _content(value))
             for target, name in self._places
-            if isinstance(value := target.get(name), _HELD)
+            if _is_held(value := target.get(name))
         ]
 
     def changed(self, before: _Kept, *, is_run_again: bool) -> _Kept:
@@ -98,8 +97,13 @@ def _places(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
         (vars(part), name)
         for part in module.modules()
         for name, value in vars(part).items()
-        if name not in _OWN_NAMES and isinstance(value, _HELD)
+        if name not in _OWN_NAMES and _is_held(value)
     ]
+
+
+def _is_held(value: Any) -> bool:
+    # Containers of other types may have rules of their own: a configuration that is frozen.
+    return type(value) in _CONTAINERS or isinstance(value, (torch.Tensor, *_GENERATORS))
 
 
 def _is_tensor(value: Any) -> bool:
