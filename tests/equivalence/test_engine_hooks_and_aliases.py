@@ -1,5 +1,5 @@
 """Hooks on gradients of tensors that cross the cuts between blocks, and tensors there that share
-memory: as in memory to the bit, or refused before anything is updated."""
+memory: as in memory to the bit, or refused (with clipping, before anything is updated)."""
 
 from collections.abc import Callable
 from pathlib import Path
