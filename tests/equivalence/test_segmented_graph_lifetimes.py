@@ -2,41 +2,20 @@
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
-from support.block_backwards import BlockBackwards, count_backwards
-from support.driven_toys import assert_as_plain, drive_with
+from support.block_backwards import BlockBackwards
+from support.driven_toys import check_kept, drive_kept
 from support.plain_training import (
-    ComeAndGo,
     assert_same_gradients,
     plain_step,
     same_bits,
     twin,
 )
 from support.toy_models import Toy, ToyBlock, toy_batches
-
-AMPLE_BYTES = 1 << 20
-
-
-@pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> BlockBackwards:
-    return count_backwards(monkeypatch)
-
-
-def drive(
-    model: nn.Module, graph_bytes: int = AMPLE_BYTES
-) -> tuple[Callable[..., Any], ComeAndGo, KeepStore]:
-    return drive_with(model, BlockChoices(graph_bytes=graph_bytes))
-
-
-def check(model: nn.Module, *, graph_bytes: int = AMPLE_BYTES) -> None:
-    assert_as_plain(model, BlockChoices(graph_bytes=graph_bytes))
 
 
 class UnusedOutput(ToyBlock):
@@ -70,9 +49,9 @@ def alive(refs: list[weakref.ref[torch.Tensor]]) -> int:
 def test_graphs_of_a_step_are_gone_after_it_without_the_collector(
     counts: BlockBackwards,
 ) -> None:
-    check(IgnoresOutputs(lambda _: UnusedOutput()))
+    check_kept(IgnoresOutputs(lambda _: UnusedOutput()))
     refs: list[weakref.ref[torch.Tensor]] = []
-    step, _, _ = drive(Toy(lambda _: Watched(refs)))
+    step, _, _ = drive_kept(Toy(lambda _: Watched(refs)))
     gc.collect()
     gc.disable()
     try:
@@ -112,7 +91,7 @@ def test_graphs_of_a_step_that_fails_are_dropped(counts: BlockBackwards) -> None
     model = FailingToy(lambda _: Watched(refs))
     plain = twin(model)
     plain.fails = False
-    step, hooks, store = drive(model)
+    step, hooks, store = drive_kept(model)
     gc.collect()
     gc.disable()
     try:

@@ -12,32 +12,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lohan.errors import ConfigError
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
-from support.block_backwards import BlockBackwards, count_backwards
-from support.driven_toys import assert_as_plain, drive_with
+from support.block_backwards import BlockBackwards
+from support.driven_toys import check_kept, drive_kept
 from support.plain_training import (
-    ComeAndGo,
     plain_step,
     twin,
 )
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
-
-AMPLE_BYTES = 1 << 20
-
-
-@pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> BlockBackwards:
-    return count_backwards(monkeypatch)
-
-
-def drive(
-    model: nn.Module, graph_bytes: int = AMPLE_BYTES
-) -> tuple[Callable[..., Any], ComeAndGo, KeepStore]:
-    return drive_with(model, BlockChoices(graph_bytes=graph_bytes))
-
-
-def check(model: nn.Module, *, graph_bytes: int = AMPLE_BYTES) -> None:
-    assert_as_plain(model, BlockChoices(graph_bytes=graph_bytes))
 
 
 class HoldsAView(torch.autograd.Function):
@@ -93,9 +74,9 @@ class CustomBlock(ToyBlock):
 
 
 def test_a_weight_kept_behind_autograds_back_is_noticed(counts: BlockBackwards) -> None:
-    check(Toy(lambda _: CustomBlock(HoldsAView)))
+    check_kept(Toy(lambda _: CustomBlock(HoldsAView)))
     assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
-    check(Toy(lambda _: CustomBlock(HoldsTheParameter)))
+    check_kept(Toy(lambda _: CustomBlock(HoldsTheParameter)))
     assert counts.num_kept == 2 * 3 * 3
 
 
@@ -134,7 +115,7 @@ class OnlyFunction(LastFunction):
 def test_views_of_weights_that_a_function_saves_come_back(
     make: Callable[[], nn.Module], counts: BlockBackwards
 ) -> None:
-    check(make())
+    check_kept(make())
     assert (counts.num_kept, counts.num_again) == (2 * 3 * 3, 0)
 
 
@@ -145,7 +126,7 @@ class GradientInside(ToyBlock):
 
 
 def test_blocks_that_allow_no_hooks_are_run_again(counts: BlockBackwards) -> None:
-    check(Toy(lambda _: GradientInside()))
+    check_kept(Toy(lambda _: GradientInside()))
     assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
 
 
@@ -158,7 +139,7 @@ class OwnHooks(ToyBlock):
 
 
 def test_blocks_that_save_weights_their_own_way_are_run_again(counts: BlockBackwards) -> None:
-    check(Toy(lambda _: OwnHooks()))
+    check_kept(Toy(lambda _: OwnHooks()))
     assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
 
 
@@ -224,12 +205,12 @@ class LowPrecision(ToyBlock):
 def test_blocks_of_many_kinds_find_their_weights_again(
     block: type[nn.Module], counts: BlockBackwards
 ) -> None:
-    check(Toy(lambda _: block()))
+    check_kept(Toy(lambda _: block()))
     assert (counts.num_kept, counts.num_again) == (2 * 3 * 3, 0)
 
 
 def test_a_graph_that_is_larger_than_planned_is_not_kept(counts: BlockBackwards) -> None:
-    check(Toy(lambda _: ToyBlock(hidden=2000)), graph_bytes=100)
+    check_kept(Toy(lambda _: ToyBlock(hidden=2000)), graph_bytes=100)
     assert (counts.num_kept, counts.num_again) == (0, 2 * 3 * 3)
 
 
@@ -247,7 +228,7 @@ class ReadsWhatBlocksReturn(Toy):
 
 
 def test_gradients_that_come_only_through_a_second_output(counts: BlockBackwards) -> None:
-    check(ReadsWhatBlocksReturn(lambda _: ReturnsAWeight()))
+    check_kept(ReadsWhatBlocksReturn(lambda _: ReturnsAWeight()))
     assert counts.num_again == 0
 
 
@@ -270,7 +251,7 @@ def test_a_saved_tensor_that_is_changed_in_place_is_refused(counts: BlockBackwar
     model = ChangesOutputs(lambda _: TanhLast())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         plain_step(twin(model), toy_batches(1))
-    step, _, store = drive(model)
+    step, _, store = drive_kept(model)
     with pytest.raises(ConfigError, match=r"keeps for its backward was changed in place"):
         step(toy_batches(1))
     assert counts.num_kept == 1
@@ -290,7 +271,7 @@ class CollectsLosses(Toy):
 
 
 def test_gradients_that_reach_a_kept_graph_from_outside_are_refused() -> None:
-    step, _, store = drive(CollectsLosses(lambda _: LeavesALoss()))
+    step, _, store = drive_kept(CollectsLosses(lambda _: LeavesALoss()))
     with pytest.raises(ConfigError, match="that a block made and did not return"):
         step(toy_batches(2))
     assert len(store) == 0
@@ -309,7 +290,7 @@ class WithHooks(Toy):
 
 def test_hooks_inside_blocks_run_once(counts: BlockBackwards) -> None:
     model = WithHooks()
-    step, _, _ = drive(model)
+    step, _, _ = drive_kept(model)
     step(toy_batches(2))
     assert sorted(model.seen) == ["backward"] * 6 + ["forward"] * 6
     assert counts.num_again == 0

@@ -17,6 +17,9 @@ from support.plain_training import (
 )
 from support.toy_models import toy_batches
 
+AMPLE_BYTES = 1 << 20
+"""Room for the graph of any toy."""
+
 
 def drive(
     model: torch.nn.Module, hooks_type: type[ComeAndGo] = ComeAndGo
@@ -45,6 +48,18 @@ def drive_with(
     driven, hooks, store = drive(model)
     of_all = {block.id: choices for block in driven.segments.blocks}
     return lambda batches: driven.step(batches, choices=of_all), hooks, store
+
+
+def drive_kept(
+    model: torch.nn.Module, graph_bytes: int = AMPLE_BYTES
+) -> tuple[Callable[..., Any], ComeAndGo, KeepStore]:
+    """A step that may keep the graphs of all blocks."""
+    return drive_with(model, BlockChoices(graph_bytes=graph_bytes))
+
+
+def check_kept(model: torch.nn.Module, *, graph_bytes: int = AMPLE_BYTES) -> None:
+    """Such steps have the bits of plain training."""
+    assert_as_plain(model, BlockChoices(graph_bytes=graph_bytes))
 
 
 def assert_as_plain(

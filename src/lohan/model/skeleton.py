@@ -15,7 +15,9 @@ from torch import nn
 
 from lohan.errors import ConfigError
 
-_CONTAINERS = (list, dict, OrderedDict, set, deque)
+CONTAINERS = (list, dict, OrderedDict, set, deque)
+"""Types of containers that a module may keep and change; what is derived from them has rules of
+its own (a configuration that is frozen)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def make_skeleton(
         for name, value in list(slots.items()):
             if isinstance(value, torch.Tensor):
                 slots[name] = fake(value)
-            elif type(value) in _CONTAINERS:
+            elif type(value) in CONTAINERS:
                 # What a forward puts into one is fake. Nor need a hook that the original gets
                 # later run on fake tensors.
                 slots[name] = containers.setdefault(id(value), copy.copy(value))

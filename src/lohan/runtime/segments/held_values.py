@@ -9,18 +9,18 @@ by `block_run`, and by `step` around a forward that must leave no trace.
 
 import contextlib
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from lohan.errors import ConfigError
+from lohan.model.skeleton import CONTAINERS
 from lohan.runtime.model_buffers import put_value
+from lohan.runtime.segments.own_attributes import OWN_NAMES
 
-_CONTAINERS = (list, dict, OrderedDict, set, deque)
 _GENERATORS = (torch.Generator, random.Random)
-_OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
 _NUM_LOOKS = 8
 """Forwards before which attributes are looked through: some are there only after the first."""
 _Kept = list[tuple[Any, Any]]
@@ -97,13 +97,12 @@ def _places(module: torch.nn.Module) -> list[tuple[dict[str, Any], str]]:
         (vars(part), name)
         for part in module.modules()
         for name, value in vars(part).items()
-        if name not in _OWN_NAMES and _is_held(value)
+        if name not in OWN_NAMES and _is_held(value)
     ]
 
 
 def _is_held(value: Any) -> bool:
-    # Containers of other types may have rules of their own: a configuration that is frozen.
-    return type(value) in _CONTAINERS or isinstance(value, (torch.Tensor, *_GENERATORS))
+    return type(value) in CONTAINERS or isinstance(value, (torch.Tensor, *_GENERATORS))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -132,7 +131,7 @@ def _is_same(value: Any, content: Any) -> bool:
     now = _content(value)
     if isinstance(value, torch.Generator):
         return torch.equal(now, content)
-    if not isinstance(value, _CONTAINERS):
+    if not isinstance(value, CONTAINERS):
         return bool(now == content)
     if len(now) != len(content):
         return False

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lohan.runtime.slots import Weights
 
 _Values = dict[str, Any]
-_OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
+OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
+"""Attributes that every module has."""
 """What every module has; `forward` is replaced while a step runs."""
 _MISSING = object()
 _Change = tuple[_Values, str, Any]
@@ -157,7 +158,7 @@ def _changes(before: Iterable[tuple[_Values, _Values]]) -> list[_Change]:
             continue  # as nearly always
         for name in target.keys() | then.keys():
             value = then.get(name, _MISSING)
-            if name not in _OWN_NAMES and value is not target.get(name, _MISSING):
+            if name not in OWN_NAMES and value is not target.get(name, _MISSING):
                 found.append((target, name, value))
     return found
 

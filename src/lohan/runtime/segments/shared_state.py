@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lohan.errors import ConfigError
 from lohan.model.trace_ops import storage_key, tensors_in
 from lohan.runtime.segments.held_values import same_bits
+from lohan.runtime.segments.own_attributes import OWN_NAMES
 from lohan.vocabulary import BlockId
-
-_OWN_NAMES = frozenset(vars(torch.nn.Module()))
 
 
 class SharedState:
@@ -120,7 +119,7 @@ def _containers_outside(
     inside = {part for block in blocks for part in block.modules()}
     for path, module in model.named_modules():
         for name, value in vars(module).items() if module not in inside else ():
-            if name not in _OWN_NAMES and type(value) in (list, dict, set):
+            if name not in OWN_NAMES and type(value) in (list, dict, set):
                 yield f"{path}.{name}".removeprefix("."), value
 
 
