@@ -71,9 +71,12 @@ def train(
     path, overrides = read_words(ctx.args)
     overrides += [(key, value) for key, value in given.items() if value not in (None, [])]
     require_train_packages()
-    from lohan.train.config import load_config
+    from lohan.train.config import check_places, checked_config, read_settings
 
-    config = load_config(path, overrides)
+    written = read_settings(path, overrides)
+    if not print_config:
+        check_places(written)
+    config = checked_config(written)
     if print_config:
         sys.stdout.write(config.to_text())
         return

@@ -15,6 +15,7 @@ from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
 from lohan.train import offload
+from lohan.train.argument_names import argument_names
 from lohan.train.foreign_names import our_name_for
 from lohan.train.offload import OffloadConfig, read_offload
 
@@ -85,6 +86,17 @@ def load_config(
     Raises:
         ConfigError: the file cannot be read, or a name or value cannot be meant.
     """
+    return checked_config(read_settings(path, overrides))
+
+
+def read_settings(
+    path: str | os.PathLike[str] | None, overrides: Sequence[tuple[str, Any]] = ()
+) -> dict[str, Setting]:
+    """What is written in a file and on the command line, each name known; quick, without TRL.
+
+    Raises:
+        ConfigError: the file cannot be read, a name is unknown or missing, a size is none.
+    """
     from_file = {} if path is None else _read_file(pathlib.Path(path))
     origin = "" if path is None else str(path)
     written: dict[str, Setting] = {}
@@ -92,12 +104,7 @@ def load_config(
         written[key] = Setting(value=value, origin=origin)
     for key, value in overrides:
         written[key] = Setting(value=value, origin="command line")
-    return _checked(written)
-
-
-def _checked(written: Mapping[str, Setting]) -> TrainConfig:
-    fields = argument_fields()
-    _refuse_unknown(written, fields)
+    _refuse_unknown(written)
     for key in REQUIRED:
         if key not in written or written[key].value in (None, "", []):
             raise ConfigError(
@@ -105,17 +112,46 @@ def _checked(written: Mapping[str, Setting]) -> TrainConfig:
                 why=OWN_HELP[key].removesuffix(" Required."),
                 remedy=f"give it with --{key}, or write {key}: ... in the file",
             )
+    _offload_of(written)
+    return written
+
+
+def check_places(written: Mapping[str, Setting]) -> None:
+    """Refuse paths that lead nowhere before anything long is imported; nothing is made or kept.
+
+    Raises:
+        ConfigError: there is no such model or file of rows.
+        StorageError: an SSD directory cannot be used.
+    """
+    from lohan.ssd import check_directories
+    from lohan.train.model_places import local_place
+    from lohan.train.row_files import check_file
+
+    local_place(_text(written["model"], "model"))
+    for key in ("data", "eval_data"):
+        for path in _paths(written[key], key) if key in written else ():
+            check_file(pathlib.Path(path))
+    check_directories(_offload_of(written).ssd)
+
+
+def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
+    """The configuration that was written, each value brought to its type, with all defaults.
+
+    Raises:
+        ConfigError: a value cannot be meant.
+    """
+    fields = argument_fields()
     arguments = {}
     settings: dict[str, Setting] = {}
     for key in OWN_HELP:
         settings[key] = written.get(key, Setting(value=None, origin="default"))
-    block = {k.removeprefix("offload."): s for k, s in written.items() if k.startswith("offload.")}
-    places = read_offload({key: one.value for key, one in block.items()}, where="offload")
+    places = _offload_of(written)
     for key in offload.NAMES:
         value = getattr(places, "is_tracing" if key == "trace" else key)
         value = list(value) if isinstance(value, tuple) else value
-        found = block[key].origin if key in block else "default"
-        settings[f"offload.{key}"] = Setting(value=value, origin=found)
+        name = f"offload.{key}"
+        found = written[name].origin if name in written else "default"
+        settings[name] = Setting(value=value, origin=found)
     for name, field in fields.items():
         if name in written:
             value = _coerced(name, written[name], field.type)
@@ -139,6 +175,15 @@ def _checked(written: Mapping[str, Setting]) -> TrainConfig:
         arguments=arguments,
         settings=settings,
     )
+
+
+def _offload_of(written: Mapping[str, Setting]) -> OffloadConfig:
+    block = {
+        key.removeprefix("offload."): one.value
+        for key, one in written.items()
+        if key.startswith("offload.")
+    }
+    return read_offload(block, where="offload")
 
 
 def _read_file(path: pathlib.Path) -> dict[str, Any]:
@@ -197,8 +242,9 @@ def _flat(found: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
     return flat
 
 
-def _refuse_unknown(written: Mapping[str, Setting], fields: Mapping[str, Any]) -> None:
-    known = [*OWN_HELP, *fields, *(f"offload.{name}" for name in offload.NAMES)]
+def _refuse_unknown(written: Mapping[str, Setting]) -> None:
+    arguments = sorted((argument_names() or argument_fields().keys()) - set(_TAKEN_OVER))
+    known = [*OWN_HELP, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
     for key, setting in written.items():
         if key in known:
             continue

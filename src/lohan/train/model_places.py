@@ -1,15 +1,13 @@
 """Where a model is: a directory, a hub id, or a GGUF file.
 
 Owns telling these apart and downloading from the hub, safetensors and small text files only. Reads
-nothing of what it finds. Called by `source`.
+nothing of what it finds, and needs no torch until it downloads. Called by `source` and `config`.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from lohan.errors import ConfigError, HardwareError
-from lohan.train.checkpoint_files import shown
-from lohan.train.meta_model import explained
 
 _WANTED = (
     "config.json",
@@ -49,6 +47,16 @@ def find_place(model: str | Path, *, revision: str | None, trust_remote_code: bo
         ConfigError: there is no such file, directory or model.
         HardwareError: the hub cannot be reached and the model is not in its cache.
     """
+    place = local_place(model)
+    return place or _in_directory(_download(str(model), revision, trust_remote_code))
+
+
+def local_place(model: str | Path) -> ModelPlace | None:
+    """A model on this machine; None for what has the form of a hub id.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     if not str(model):
         raise ConfigError(
             "no model is given",
@@ -76,7 +84,7 @@ def find_place(model: str | Path, *, revision: str | None, trust_remote_code: bo
             why="the path does not exist, and it is not the form of a hub id (owner/name)",
             remedy="check the path",
         )
-    return _in_directory(_download(str(model), revision, trust_remote_code))
+    return None
 
 
 def _in_directory(path: Path) -> ModelPlace:
@@ -84,6 +92,8 @@ def _in_directory(path: Path) -> ModelPlace:
         return ModelPlace(directory=path)
     gguf_files = sorted(file.name for file in path.glob("*.gguf"))
     if len(gguf_files) > 1:
+        from lohan.train.checkpoint_files import shown
+
         raise ConfigError(
             f"{path} holds {len(gguf_files)} GGUF files ({shown(gguf_files)})",
             why="each of them is a model of its own",
@@ -93,6 +103,8 @@ def _in_directory(path: Path) -> ModelPlace:
 
 
 def _download(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+    from lohan.train.meta_model import explained
+
     with explained(
         f"the model {name} cannot be had from the hub",
         "check the id, the revision and your access to it (gated models need `hf auth login`), or "
