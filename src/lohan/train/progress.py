@@ -17,10 +17,11 @@ from transformers import TrainerCallback
 
 from lohan.train.plan_words import plan_in_words
 from lohan.train.writes import planned_seals, write_limit_of
-from lohan.units import format_bytes_decimal, format_seconds
-from lohan.vocabulary import Lane
+from lohan.units import format_seconds
 
 LOG_NAME = "log.jsonl"
+_KEPT_SHARE = 0.9
+"""Of the mean loss that is shown, what a further step leaves of the steps before it."""
 
 
 def step_numbers(trainer: Any) -> dict[str, float]:
@@ -67,8 +68,9 @@ class ConsoleProgress(TrainerCallback):
         self._trainer, self._console = trainer, console
         self._bar: Progress | None = None
         self._task: Any = None
-        self._is_plan_shown = False
+        self._is_plan_shown = self._has_sealed = False
         self._begin = (0, 0.0)
+        self._smoothed = _Smoothed()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what is about to happen."""
@@ -117,8 +119,10 @@ class ConsoleProgress(TrainerCallback):
             self._console.print(f"evaluation at step {state.global_step}: " + ", ".join(shown))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A seal is worth a line."""
-        self._console.print(f"sealed at step {state.global_step}", style="dim")
+        """A seal is worth a line; the first one says what it is."""
+        meaning = "" if self._has_sealed else ": a resume goes on from here, whatever happens next"
+        self._has_sealed = True
+        self._console.print(f"sealed at step {state.global_step}{meaning}", style="dim")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the bar away."""
@@ -158,29 +162,36 @@ class ConsoleProgress(TrainerCallback):
         return f"{format_seconds(num_left * prediction.step_seconds)} left (predicted)"
 
     def _step_line(self, state: Any, logs: dict[str, Any]) -> str:
+        """What fits 100 columns; everything else is in the log file."""
         result = self._trainer.last_step
-        parts = [f"step {state.global_step}", f"loss {logs['loss']:.4f}"]
-        if "learning_rate" in logs:
-            parts.append(f"lr {logs['learning_rate']:.3g}")
-        if logs.get("grad_norm") is not None:
-            parts.append(f"grad norm {logs['grad_norm']:.3g}")
+        parts = [f"step {state.global_step}/{state.max_steps}"]
+        if state.epoch is not None:
+            parts.append(f"epoch {state.epoch:.2f}")
+        mean = self._smoothed.add(logs["loss"])
+        parts.append(f"loss {logs['loss']:.4g} (~{mean:.4g})")
         if "tokens_per_second" in logs:
-            parts.append(f"{logs['tokens_per_second']:,.1f} tokens/s")
-        if "step_seconds" in logs:
-            took = format_seconds(logs["step_seconds"])
-            if "predicted_step_seconds" in logs:
-                took += f" (predicted {format_seconds(logs['predicted_step_seconds'])})"
-            parts.append(took)
-        busy = [f"{lane} {logs[f'busy_{lane}']:.0%}" for lane in Lane if f"busy_{lane}" in logs]
-        if busy:
-            parts.append("busy: " + " ".join(busy))
-        if result is not None and result.written_bytes:
-            parts.append(f"{format_bytes_decimal(result.written_bytes)} written")
+            rate = logs["tokens_per_second"]
+            parts.append(f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.3g} tok/s")
+        parts.append(self._left(state))
         if result is not None and result.bottleneck:
-            parts.append(f"bottleneck {result.bottleneck}")
+            parts.append(f"limit: {result.bottleneck.partition(' (')[0]}")
         if result is not None and result.is_skipped:
             parts.append("SKIPPED (gradients not finite)")
-        return " | ".join(parts)
+        return "  ".join(parts)
+
+
+class _Smoothed:
+    """A mean in which the newest values weigh most; what is not finite is left out."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+
+    def add(self, value: float) -> float:
+        """The mean with this value in it."""
+        if math.isfinite(value):
+            self._sum = _KEPT_SHARE * self._sum + (1 - _KEPT_SHARE) * value
+            self._weight = _KEPT_SHARE * self._weight + (1 - _KEPT_SHARE)
+        return self._sum / self._weight if self._weight else math.nan
 
 
 def _counted(count: int, one: str, several: str) -> str:

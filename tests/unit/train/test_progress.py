@@ -50,7 +50,7 @@ def shown(made: Any, *, is_terminal: bool = False) -> tuple[ConsoleProgress, io.
     return ConsoleProgress(made, console), text
 
 
-STATE = types.SimpleNamespace(global_step=0, max_steps=10)
+STATE = types.SimpleNamespace(global_step=0, max_steps=10, epoch=None)
 ARGS = types.SimpleNamespace(gradient_accumulation_steps=2, per_device_train_batch_size=4)
 
 
@@ -71,23 +71,42 @@ def test_the_plan_is_shown_once_before_the_first_step(planned: Any) -> None:
     assert "training begins at step 0 of 10 (2 micro-batches of 4 rows" in text.getvalue()
 
 
-def test_a_step_is_one_line_with_all_its_numbers(planned: Any) -> None:
+def test_a_step_is_one_line_of_100_columns(planned: Any) -> None:
     made = trainer(planned)
+    made.last_step.bottleneck = "SSD writes (97% of the step)"
     progress, text = shown(made)
+    state = types.SimpleNamespace(global_step=1234, max_steps=9999, epoch=2.345)
     logs = {"loss": 1.25, "learning_rate": 1e-5, "grad_norm": 0.5, **step_numbers(made)}
-    progress.on_log(ARGS, STATE, None, logs)
-    (line,) = text.getvalue().splitlines()
+    logs["tokens_per_second"] = 1234.5
+    progress.on_log(ARGS, state, None, logs)
+    progress.on_log(ARGS, state, None, {**logs, "loss": 2.25})
+    first, second = text.getvalue().splitlines()
+    assert len(first) <= 100
     for words in (
-        "loss 1.2500",
-        "lr 1e-05",
-        "grad norm 0.5",
-        "50.0 tokens/s",
-        "2.0 s (predicted",
-        "busy: gpu 75% ssd_read 50% |",
-        "7.0 MB written",
-        "bottleneck gpu",
+        "step 1234/9999",
+        "epoch 2.35",
+        "loss 1.25 (~1.25)",
+        "1,234 tok/s",
+        "left",
+        "limit: SSD writes",
     ):
-        assert words in line, words
+        assert words in first, words
+    # 0.9 of one step's weight of 0.1, and 0.1 of the next.
+    assert f"loss 2.25 (~{(0.09 * 1.25 + 0.1 * 2.25) / 0.19:.4g})" in second
+
+
+def test_the_mean_loss_leaves_out_what_is_not_finite(planned: Any) -> None:
+    progress, text = shown(trainer(planned))
+    for loss in (2.0, float("nan"), 2.0):
+        progress.on_log(ARGS, STATE, None, {"loss": loss})
+    assert text.getvalue().count("(~2)") == 3
+
+
+def test_a_seal_says_once_what_it_is(planned: Any) -> None:
+    progress, text = shown(trainer(planned))
+    progress.on_save(ARGS, STATE, None)
+    progress.on_save(ARGS, STATE, None)
+    assert text.getvalue().count("a resume goes on from here") == 1
 
 
 def test_a_loss_that_is_no_number_is_shown(planned: Any) -> None:
