@@ -21,6 +21,7 @@ from lohan.report.sections.lanes import lanes_section
 from lohan.report.sections.memory import memory_section, wear_section
 from lohan.report.sections.settings import plan_section, settings_section
 from lohan.report.sections.training import speed_section, training_section
+from lohan.report.sections.words import words_section
 from lohan.report.svg import text_of
 from lohan.whole_file import write_text
 
@@ -34,6 +35,7 @@ _LINKS = {
     "wear": "Endurance",
     "plan": "Plan",
     "configuration": "Configuration",
+    "words": "Words",
 }
 
 
@@ -64,6 +66,7 @@ def report_html(run: RunFiles) -> str:
         wear_section(run),
         plan_section(run),
         settings_section(run),
+        words_section(),
     )
     links = "".join(f'<li><a href="#{anchor}">{words}</a></li>' for anchor, words in _LINKS.items())
     return "\n".join(
@@ -98,9 +101,13 @@ def _subtitle(run: RunFiles) -> str:
         said.append(f"batch {batch:,.0f} x {sequence:,.0f} tokens")
     if run.machine is not None:
         said.append(run.machine.name)
-    status = (run.summary or {}).get("status")
-    if isinstance(status, str):
-        said.append(status)
+    data = facts.data_names(run)
+    if data:
+        said.append(f"rows of {', '.join(data)}")
+    for key in ("status", "ended"):
+        words = (run.summary or {}).get(key)
+        if isinstance(words, str):
+            said.append(words.partition("T")[0] if key == "ended" else words)
     return ", ".join(shortened(words, 120) for words in said)
 
 

@@ -108,7 +108,13 @@ def _run(
         if trainer.stopped_because is not None:
             console.print(f"stopped: {trainer.stopped_because}", soft_wrap=True)
         write_trace(trainer, out)
-        write_summary(trainer, out, model=config.model, seconds=time.monotonic() - started)
+        write_summary(
+            trainer,
+            out,
+            model=config.model,
+            data=config.data,
+            seconds=time.monotonic() - started,
+        )
         if args.push_to_hub:
             _push(trainer, out)
         else:

@@ -9,6 +9,7 @@ import json
 import pathlib
 import platform
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import TrainerCallback
@@ -64,7 +65,9 @@ class PlanFile(TrainerCallback):
         self._written = plan
 
 
-def write_summary(trainer: Any, out: pathlib.Path, *, model: str, seconds: float) -> None:
+def write_summary(
+    trainer: Any, out: pathlib.Path, *, model: str, data: Sequence[str], seconds: float
+) -> None:
     """Write what a run was in numbers, with the versions it ran with."""
     peaks = {"RAM": trainer.engine.ram_peak_bytes, "GPU": trainer.engine.gpu_peak_bytes}
     state = trainer.state
@@ -72,6 +75,7 @@ def write_summary(trainer: Any, out: pathlib.Path, *, model: str, seconds: float
     found = {
         "run_id": trainer.engine.run_id,
         "model": model,
+        "data": [pathlib.PurePath(path).name for path in data],
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_steps": state.global_step,
         "max_steps": state.max_steps,

@@ -392,3 +392,17 @@ def test_a_bottleneck_is_counted_whatever_its_share_of_each_step(tmp_path: pathl
     words = sound(write_report(tmp_path)).words
     assert "GPU compute" in words
     assert "in 75% of the logged steps" in words
+
+
+def test_the_page_names_date_and_rows_and_explains_its_words(tmp_path: pathlib.Path) -> None:
+    folder = write_run_folder(tmp_path / "run", 5)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"ended": "2026-05-04T03:02:01+0000", "data": ["/home/me/chat.jsonl", "more.csv"]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = report_html(read_run(folder))
+    head = page[page.index("<header>") : page.index("</header>")]
+    assert "rows of chat.jsonl, more.csv" in head
+    assert "2026-05-04" in head
+    assert "/home/me" not in page
+    for word in ("P16", "G16", "P32", "OS32", "A16", "seal", "lane"):
+        assert f"<th scope=row>{word}</th>" in page

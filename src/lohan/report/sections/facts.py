@@ -43,6 +43,13 @@ def model_name(run: RunFiles) -> str | None:
     return None
 
 
+def data_names(run: RunFiles) -> list[str]:
+    """The files of rows, by name only."""
+    found = (run.summary or {}).get("data") or (run.config or {}).get("data")
+    names = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+    return [str(name).rstrip("/").rpartition("/")[2] for name in names]
+
+
 def number_in(found: Mapping[str, object] | None, *keys: str) -> float | None:
     """The first finite number under one of the keys."""
     for key in keys:
