@@ -1,6 +1,7 @@
 """`lohan plan` as a user sees it: the answer, its JSON, and a plain no where it does not fit."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -190,3 +191,25 @@ def test_named_model_is_planned_without_torch() -> None:
     words = ["plan", "llama-3.1-8b", "--machine", "desktop-4090"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("lohan pl", "plan"),
+        ("lohan plan gpt-13", "gpt-13b"),
+        ("lohan plan gpt-13b --machine paper-40", "paper-4090"),
+        ("lohan plan gpt-13b --policy zero-inf", "zero-infinity"),
+    ],
+)
+def test_a_shell_completes_commands_and_names(typed: str, offered: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    code = "import sys; sys.argv[0] = 'lohan'; from lohan.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **words, "_LOHAN_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert offered in done.stdout.split(), done.stderr

@@ -7,15 +7,40 @@ from typing import Annotated
 
 import typer
 
+
+def _models() -> list[str]:
+    from lohan.model.names import known_names
+
+    return list(known_names())
+
+
+def _machines() -> list[str]:
+    from lohan.hardware.presets import MACHINE_NAMES
+
+    return list(MACHINE_NAMES)
+
+
+def _policies() -> list[str]:
+    from lohan.plan.policies import POLICY_NAMES
+
+    return list(POLICY_NAMES)
+
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
         help="A known name (lohan models), or a transformers config.json or its folder.",
+        autocompletion=_models,
     ),
 ]
 MachineOption = Annotated[
     str,
-    typer.Option("--machine", "-m", help="A preset (lohan machines) or a machine file (.json)."),
+    typer.Option(
+        "--machine",
+        "-m",
+        help="A preset (lohan machines) or a machine file (.json).",
+        autocompletion=_machines,
+    ),
 ]
 BatchOption = Annotated[
     int, typer.Option("--batch", "-b", help="Sequences per optimizer step, all GPUs together.")
@@ -35,7 +60,13 @@ GpuOption = Annotated[
 SsdsOption = Annotated[int | None, typer.Option("--ssds", help="Another number of drives.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus", help="Another number of GPUs.")]
 PolicyOption = Annotated[
-    str, typer.Option("--policy", "-p", help="Whose plan: lohan+, or a published system's.")
+    str,
+    typer.Option(
+        "--policy",
+        "-p",
+        help="Whose plan: lohan+, or a published system's.",
+        autocompletion=_policies,
+    ),
 ]
 TokensOption = Annotated[
     str, typer.Option("--tokens", help="Tokens of the whole run, such as 50M or 1.2B.")
