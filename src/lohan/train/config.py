@@ -92,10 +92,30 @@ def load_config(
 def read_settings(
     path: str | os.PathLike[str] | None, overrides: Sequence[tuple[str, Any]] = ()
 ) -> dict[str, Setting]:
-    """What is written in a file and on the command line, each name known; quick, without TRL.
+    """What is written about a run, complete as far as can be told without TRL, and so at once.
 
     Raises:
         ConfigError: the file cannot be read, a name is unknown or missing, a size is none.
+    """
+    written = written_settings(path, overrides)
+    for key in REQUIRED:
+        if key not in written or written[key].value in (None, "", []):
+            raise ConfigError(
+                f'"{key}" is missing',
+                why=OWN_HELP[key].removesuffix(" Required."),
+                remedy=f"give it with --{key}, or write {key}: ... in the file",
+            )
+    _offload_of(written)
+    return written
+
+
+def written_settings(
+    path: str | os.PathLike[str] | None, overrides: Sequence[tuple[str, Any]] = ()
+) -> dict[str, Setting]:
+    """What is written in a file and, over it, on the command line; no more and no less.
+
+    Raises:
+        ConfigError: the file cannot be read, or a name is unknown.
     """
     from_file = {} if path is None else _read_file(pathlib.Path(path))
     origin = "" if path is None else str(path)
@@ -105,14 +125,6 @@ def read_settings(
     for key, value in overrides:
         written[key] = Setting(value=value, origin="command line")
     _refuse_unknown(written)
-    for key in REQUIRED:
-        if key not in written or written[key].value in (None, "", []):
-            raise ConfigError(
-                f'"{key}" is missing',
-                why=OWN_HELP[key].removesuffix(" Required."),
-                remedy=f"give it with --{key}, or write {key}: ... in the file",
-            )
-    _offload_of(written)
     return written
 
 
