@@ -46,8 +46,8 @@ def preview(
     from lohan.train.arguments import make_arguments
     from lohan.train.config import load_config
     from lohan.train.dataset import load_rows
+    from lohan.train.model_places import CONFIGURATION, TOKENIZER, find_place
     from lohan.train.preview import prepare_tokens, preview_rows
-    from lohan.train.source import inspect_source
     from lohan.train.tokenizing import load_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,8 @@ def preview(
         refuse_impossible(args)
         text_column = config.arguments.get("dataset_text_field")
         found = load_rows([file], text_column=text_column)
-        tokenizer = load_tokenizer(inspect_source(model), args)
+        place = find_place(model, wanted=(*CONFIGURATION, *TOKENIZER))
+        tokenizer = load_tokenizer(place, args)
         prepared = prepare_tokens(found, tokenizer, args, model)
         shown = preview_rows(prepared, tokenizer, num_shown=rows, max_length=args.max_length)
     _print(shown, found.format_name, console())

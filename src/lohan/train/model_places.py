@@ -4,17 +4,14 @@ Owns telling these apart and downloading from the hub, safetensors and small tex
 nothing of what it finds, and needs no torch until it downloads. Called by `source` and `config`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lohan.errors import ConfigError, HardwareError
 
-_WANTED = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
+CONFIGURATION = ("config.json", "generation_config.json")
+TOKENIZER = (
     "tokenizer*",
     "*.model",
     "*.tiktoken",
@@ -26,6 +23,13 @@ _WANTED = (
     "additional_chat_templates/*",
     "preprocessor_config.json",
     "processor_config.json",
+)
+_EVERYTHING = (
+    *CONFIGURATION,
+    *TOKENIZER,
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
     "LICENSE*",
 )
 
@@ -40,15 +44,22 @@ class ModelPlace:
     """False for a model that is known by its configuration only."""
 
 
-def find_place(model: str | Path, *, revision: str | None, trust_remote_code: bool) -> ModelPlace:
-    """Find a model, downloading it if it is given by its hub id.
+def find_place(
+    model: str | Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    wanted: Sequence[str] = _EVERYTHING,
+) -> ModelPlace:
+    """Find a model, downloading what is wanted of it if it is given by its hub id.
 
     Raises:
         ConfigError: there is no such file, directory or model.
         HardwareError: the hub cannot be reached and the model is not in its cache.
     """
     place = local_place(model)
-    return place or _in_directory(_download(str(model), revision, trust_remote_code))
+    patterns = [*wanted, *(["*.py"] if trust_remote_code else [])]
+    return place or _in_directory(_download(str(model), revision, patterns))
 
 
 def local_place(model: str | Path) -> ModelPlace | None:
@@ -102,7 +113,7 @@ def _in_directory(path: Path) -> ModelPlace:
     return ModelPlace(directory=path, gguf_file=gguf_files[0] if gguf_files else None)
 
 
-def _download(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
     from lohan.train.meta_model import explained
 
     with explained(
@@ -113,7 +124,6 @@ def _download(name: str, revision: str | None, trust_remote_code: bool) -> Path:
         import huggingface_hub
         from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-        patterns = [*_WANTED, *(["*.py"] if trust_remote_code else [])]
         try:
             found = huggingface_hub.snapshot_download(
                 name, revision=revision, allow_patterns=patterns

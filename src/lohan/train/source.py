@@ -154,27 +154,9 @@ class ModelSource:
             yield from to_model(self.skeleton, group, self._read).items()
 
     def load_tokenizer(self, **options: Any) -> Any:
-        """The tokenizer that comes with the model, by transformers' AutoTokenizer.
-
-        Raises:
-            ConfigError: there is none, or it cannot be used.
-        """
-        if self.gguf_file is None and not any(map(_is_of_tokenizer, self.directory.iterdir())):
-            raise ConfigError(
-                f"{self.directory} has no tokenizer",
-                why="rows are turned into tokens by it (tokenizer.json, or what it is made from)",
-                remedy="copy the tokenizer's files of the model there",
-            )
-        with meta_model.explained(
-            f"the tokenizer in {self.directory} cannot be used",
-            "check the tokenizer's files, or give another one",
-        ):
-            import transformers
-
-            if self.gguf_file is not None:
-                options["gguf_file"] = self.gguf_file
-            options.setdefault("trust_remote_code", self.trust_remote_code)
-            return transformers.AutoTokenizer.from_pretrained(str(self.directory), **options)
+        """The tokenizer that comes with the model; see `tokenizer_in`."""
+        place = ModelPlace(directory=self.directory, gguf_file=self.gguf_file)
+        return tokenizer_in(place, trust_remote_code=self.trust_remote_code, **options)
 
     def _buffer_groups(self) -> tuple[NameGroup, ...]:
         groups = self.match.groups if self.match is not None else ()
@@ -266,6 +248,31 @@ class ModelSource:
                     else ""
                 )
             )
+
+
+def tokenizer_in(place: ModelPlace, *, trust_remote_code: bool, **options: Any) -> Any:
+    """The tokenizer that comes with a model, by transformers' AutoTokenizer.
+
+    Raises:
+        ConfigError: there is none, or it cannot be used.
+    """
+    directory = place.directory
+    if place.gguf_file is None and not any(map(_is_of_tokenizer, directory.iterdir())):
+        raise ConfigError(
+            f"{directory} has no tokenizer",
+            why="rows are turned into tokens by it (tokenizer.json, or what it is made from)",
+            remedy="copy the tokenizer's files of the model there",
+        )
+    with meta_model.explained(
+        f"the tokenizer in {directory} cannot be used",
+        "check the tokenizer's files, or give another one",
+    ):
+        import transformers
+
+        if place.gguf_file is not None:
+            options["gguf_file"] = place.gguf_file
+        options.setdefault("trust_remote_code", trust_remote_code)
+        return transformers.AutoTokenizer.from_pretrained(str(directory), **options)
 
 
 def open_source(

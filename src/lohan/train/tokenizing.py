@@ -8,17 +8,20 @@ import pathlib
 from typing import Any
 
 from lohan.errors import ConfigError
+from lohan.train.model_places import ModelPlace
 
 
-def load_tokenizer(source: Any, args: Any) -> Any:
-    """The tokenizer of a model, with the chat template that was asked for.
+def load_tokenizer(place: ModelPlace, args: Any) -> Any:
+    """The tokenizer of a model, with the chat template that was asked for; weights are not needed.
 
     Raises:
         ConfigError: there is no tokenizer, or the template cannot be read.
     """
     import transformers
 
-    tokenizer = source.load_tokenizer()
+    from lohan.train.source import tokenizer_in
+
+    tokenizer = tokenizer_in(place, trust_remote_code=args.trust_remote_code)
     path = args.chat_template_path
     if path is None:
         return tokenizer

@@ -1,0 +1,40 @@
+"""Models named by their hub id: what is fetched, and when. The hub is a server on this machine."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from support import tiny_chat
+from support.small_hub import SmallHub, small_hub
+
+NAME = "someone/tiny-chat"
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tiny_chat.save_model(tmp_path / "model")
+
+
+def run(hub: SmallHub, home: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "from lohan.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_preview_downloads_the_tokenizer_and_no_weights(
+    tmp_path: pathlib.Path, model: pathlib.Path
+) -> None:
+    rows = tiny_chat.write_jsonl(tmp_path / "rows.jsonl", tiny_chat.conversations(3))
+    with small_hub(NAME, model) as hub:
+        done = run(hub, tmp_path / "home", "data", "preview", str(rows), "--model", NAME)
+        assert done.returncode == 0, done.stderr
+        assert "tokenizer.json" in hub.sent
+        assert not [name for name in hub.sent if name.endswith(".safetensors")]
