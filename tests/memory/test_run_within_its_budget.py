@@ -27,11 +27,11 @@ SHARED_BYTES = 4 * MIB
 FIRST = [
     ("rows of the form", "load"),
     ("training begins", "train"),
-    ("step 2 |", "archive"),
+    ("step 2/", "archive"),
     ("sealed at step 2", "train on"),
-    ("step 3 |", "seal and export"),
+    ("step 3/", "seal and export"),
 ]
-AGAIN = [("rows of the form", "open"), ("training continues", "train"), ("step 3 |", "export")]
+AGAIN = [("rows of the form", "open"), ("training continues", "train"), ("step 3/", "export")]
 
 
 def train(
