@@ -6,9 +6,10 @@ chat template refuses. Reading files is in `row_files`, their meaning in `row_fo
 """
 
 import hashlib
+import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,16 +170,36 @@ def refuse_missing_template(rows: TrainingRows, tokenizer: Any, model: str) -> N
         )
 
 
-def find_refused_row(rows: TrainingRows, tokenizer: Any) -> tuple[int, str] | None:
+def find_refused_row(
+    rows: TrainingRows,
+    tokenizer: Any,
+    template: str | None = None,
+    *,
+    needs_answers: bool = False,
+) -> tuple[int, str] | None:
     """The first row the chat template refuses, counted from 1, and what it said.
 
     Used when preparing the table failed: rendering row by row tells which one it was.
+
+    Args:
+        rows: chats.
+        tokenizer: theirs.
+        template: what they are rendered with instead of the tokenizer's own.
+        needs_answers: a row without one is refused too.
     """
     for number, row in enumerate(rows.table, start=1):
         messages = row.get("messages") or [*(row.get("prompt") or []), *(row["completion"] or [])]
+        tools = json.loads(row.get("tools") or "null")
         try:
-            tokenizer.apply_chat_template(messages, tokenize=False)
+            tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=template, tokenize=False
+            )
         except Exception as error:  # whatever a template raises
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            return number, f"{' '.join(str(error).split())} (roles: {roles})"
+            return number, f"{' '.join(str(error).split())} ({_roles(messages)})"
+        if needs_answers and not any(message.get("role") == "assistant" for message in messages):
+            return number, f"no message is the assistant's ({_roles(messages)})"
     return None
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
+    return f"roles: {', '.join(str(message.get('role')) for message in messages)}"

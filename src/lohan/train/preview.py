@@ -51,28 +51,19 @@ def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) ->
     """Tokens and labels of every row, whole, by TRL's own preparation.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, it refuses a row, which is named, or it
-            does not say what the assistant wrote.
+        ConfigError: the tokenizer has no chat template, it refuses a row, which is named, or only
+            answers are to be trained on and rows are no chats.
     """
     import copy
 
     import trl
-    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+    from lohan.train.answer_marks import answer_template
 
     refuse_missing_template(rows, tokenizer, model)
     whole = copy.copy(args)
     whole.max_length, whole.packing, whole.shuffle_dataset = None, False, False
-    template = None
-    if args.assistant_only_loss and not has_generation_markers(tokenizer.chat_template):
-        try:
-            template = get_training_chat_template(tokenizer)
-        except ValueError as error:
-            raise ConfigError(
-                f"assistant_only_loss cannot be used with the chat template of {model}",
-                why=" ".join(str(error).split()).rstrip("."),
-                remedy="give rows as prompt and completion, or a template with generation markers "
-                "by chat_template_path",
-            ) from error
+    template = answer_template(rows, tokenizer, args)
     is_completion = args.completion_only_loss
     if is_completion is None:
         is_completion = "completion" in rows.table.column_names
@@ -80,7 +71,7 @@ def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) ->
     trainer: Any = types.SimpleNamespace(
         _tokenizer=tokenizer, chat_template=template, completion_only_loss=is_completion
     )
-    with explained_rows(rows, tokenizer):
+    with explained_rows(rows, tokenizer, args, template):
         return trl.SFTTrainer._prepare_dataset(
             trainer, rows.table, tokenizer, whole, False, None, "preview"
         )
@@ -89,8 +80,9 @@ def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) ->
 class explained_rows:
     """Within it, an error of a chat template names the row."""
 
-    def __init__(self, rows: TrainingRows, tokenizer: Any) -> None:
-        self._rows, self._tokenizer = rows, tokenizer
+    def __init__(self, rows: TrainingRows, tokenizer: Any, args: Any, template: str | None) -> None:
+        self._rows, self._tokenizer, self._template = rows, tokenizer, template
+        self._needs_answers = args.assistant_only_loss
 
     def __enter__(self) -> None:
         pass
@@ -98,7 +90,9 @@ class explained_rows:
     def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
         if not isinstance(error, Exception) or not self._rows.is_chat:
             return
-        found = find_refused_row(self._rows, self._tokenizer)
+        found = find_refused_row(
+            self._rows, self._tokenizer, self._template, needs_answers=self._needs_answers
+        )
         if found is None:
             return
         number, why = found

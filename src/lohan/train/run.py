@@ -188,12 +188,14 @@ def _make_trainer(
     rows: TrainingRows,
     held_out: TrainingRows | None,
 ) -> Any:
+    from lohan.train.answer_marks import answer_template
     from lohan.train.trainer import SFTTrainer
 
+    template = answer_template(rows, tokenizer, args)
     with contextlib.ExitStack() as stack:
         for table in (rows, held_out):
             if table is not None:
-                stack.enter_context(explained_rows(table, tokenizer))
+                stack.enter_context(explained_rows(table, tokenizer, args, template))
         try:
             trainer = SFTTrainer(
                 source,

@@ -21,6 +21,7 @@ import transformers
 import trl
 
 from lohan.errors import ConfigError
+from lohan.train.answer_marks import every_template_marked
 from lohan.train.arguments import refuse_unsupported, without_effect
 from lohan.train.engine_optimizer import SteppedByEngine
 from lohan.train.evaluation import GroupedBatches, Prediction
@@ -350,7 +351,8 @@ class SFTTrainer(OffloadMixin, trl.SFTTrainer):  # type: ignore[misc]
     """TRL's SFTTrainer; takes `offload` besides its own arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        with every_template_marked():
+            super().__init__(*args, **kwargs)
         self._one_forward = OneForward(self.model)
 
     def create_optimizer(self, model: Any = None) -> Any:
