@@ -6,6 +6,14 @@ The model here is tiny and starts from random values, so that this runs in secon
 For a real one, load it (DiTTransformer2DModel.from_pretrained) and raise the sizes; nothing else
 changes. lohan needs no class of its own around the model: it finds the blocks, moves their weights
 in and out while they compute, and updates them on the CPU meanwhile.
+
+What one that does not fit would cost, simulated (`scripts/refresh_documents` writes these lines):
+
+    $ lohan plan dit-10b --machine desktop-4090 --batch 64
+    one step of 64 x 1024 tokens: 43.8 s
+    limit: SSD writes (86% of the step)
+    50M tokens: 9.3 hours, 48.9 TB written to SSD, 4.1% of the drives' rated life
+    memory: 21.6 GiB of the GPU, 57.1 GiB of RAM, 103.6 GiB on SSD
 """
 
 import argparse

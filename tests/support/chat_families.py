@@ -221,7 +221,7 @@ FAMILIES = {
         settings={"tie_word_embeddings": True, "sliding_window": 16},
     ),
     "gpt-oss": Family(
-        models=("openai/gpt-oss-",),
+        models=("openai/gpt-oss-", "models/gpt-oss-"),
         config=transformers.GptOssConfig,
         template=trl_template("gptoss"),
         special=(
@@ -249,3 +249,15 @@ def family_of(model: str) -> Family:
     found = [one for one in FAMILIES.values() if model.startswith(one.models)]
     assert len(found) == 1, f"write a family for {model} into tests/support/chat_families.py"
     return found[0]
+
+
+def shown(tokens: list[int], labels: list[int], tokenizer: Any) -> str:
+    """A row as text, what is trained on in [[ ]]."""
+    text, is_within = "", False
+    for token, label in zip(tokens, labels, strict=True):
+        assert label in (-100, token)
+        if is_within != (label != -100):
+            is_within = not is_within
+            text += "[[" if is_within else "]]"
+        text += tokenizer.decode([token])
+    return text + "]]" * is_within

@@ -106,12 +106,12 @@ def _llama_3_1(layers: int, heads: int, hidden: int, intermediate: int) -> dict[
     )
 
 
-def _qwen3(layers: int, heads: int, intermediate: int) -> dict[str, Any]:
+def _qwen3(layers: int, heads: int, hidden: int, intermediate: int) -> dict[str, Any]:
     return _decoder(
         layers=layers,
         heads=heads,
         key_value_heads=8,
-        hidden=5120,
+        hidden=hidden,
         intermediate=intermediate,
         vocabulary=151936,
         longest_sequence=40960,
@@ -139,11 +139,75 @@ PUBLIC_MODELS = {
     "llama-3.1-405b": PublicModel(
         model_type="llama", nominal_parameters=405e9, settings=_llama_3_1(126, 128, 16384, 53248)
     ),
+    "llama-2-13b": PublicModel(
+        model_type="llama",
+        nominal_parameters=13e9,
+        settings=_decoder(
+            layers=40,
+            heads=40,
+            key_value_heads=40,
+            hidden=5120,
+            intermediate=13824,
+            vocabulary=32000,
+            longest_sequence=4096,
+        ),
+    ),
+    "qwen3-8b": PublicModel(
+        model_type="qwen3", nominal_parameters=8e9, settings=_qwen3(36, 32, 4096, 12288)
+    ),
     "qwen3-14b": PublicModel(
-        model_type="qwen3", nominal_parameters=14e9, settings=_qwen3(40, 40, 17408)
+        model_type="qwen3", nominal_parameters=14e9, settings=_qwen3(40, 40, 5120, 17408)
     ),
     "qwen3-32b": PublicModel(
-        model_type="qwen3", nominal_parameters=32e9, settings=_qwen3(64, 64, 25600)
+        model_type="qwen3", nominal_parameters=32e9, settings=_qwen3(64, 64, 5120, 25600)
+    ),
+    "mistral-7b": PublicModel(
+        model_type="mistral",
+        nominal_parameters=7e9,
+        settings=_decoder(
+            layers=32,
+            heads=32,
+            key_value_heads=8,
+            hidden=4096,
+            intermediate=14336,
+            vocabulary=32768,
+            longest_sequence=32768,
+            head_dim=128,
+            sliding_window=None,
+        ),
+    ),
+    "gemma-3-1b": PublicModel(
+        model_type="gemma3_text",
+        nominal_parameters=1e9,
+        settings=_decoder(
+            layers=26,
+            heads=4,
+            key_value_heads=1,
+            hidden=1152,
+            intermediate=6912,
+            vocabulary=262144,
+            longest_sequence=32768,
+            head_dim=256,
+            is_tied=True,
+            sliding_window=512,
+        ),
+    ),
+    "gpt-oss-20b": PublicModel(
+        model_type="gpt_oss",
+        nominal_parameters=20e9,
+        settings=_decoder(
+            layers=24,
+            heads=64,
+            key_value_heads=8,
+            hidden=2880,
+            intermediate=2880,
+            vocabulary=201088,
+            longest_sequence=131072,
+            head_dim=64,
+            num_local_experts=32,
+            num_experts_per_tok=4,
+            sliding_window=128,
+        ),
     ),
     "mistral-large": PublicModel(
         model_type="mistral",

@@ -14,7 +14,11 @@ def test_every_known_name_has_a_shape(name):
     shape = shape_of(name)
     assert shape.name == name
     assert shape.dtype_bytes == 2
-    assert [kind.name for kind in shape.kinds] == ["embedding", "block", "head"]
+    first, *blocks, last = [kind.name for kind in shape.kinds]
+    assert (first, last) == ("embedding", "head")
+    # Layers with windows and without are of two kinds.
+    assert len(blocks) == (2 if name in ("gemma-3-1b", "gpt-oss-20b") else 1)
+    assert all(block.startswith("block") for block in blocks)
     assert shape.nominal_parameters is not None
     assert 0.8 < shape.num_parameters / shape.nominal_parameters < 1.25
 

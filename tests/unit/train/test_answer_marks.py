@@ -17,7 +17,7 @@ from lohan.train.answer_marks import marked_template, with_marks
 from lohan.train.dataset import load_rows
 from lohan.train.preview import prepare_tokens
 from support import tiny_chat
-from support.chat_families import CHAT, CHATML, FAMILIES, Family, trl_template
+from support.chat_families import CHAT, CHATML, FAMILIES, Family, shown, trl_template
 
 TEMPLATES = pathlib.Path(trl.__file__).parent / "chat_templates"
 UNMARKED = sorted(
@@ -41,18 +41,6 @@ CHATS = {
         {"role": "assistant", "content": "\n\nblue \n"},
     ],
 }
-
-
-def shown(tokens: list[int], labels: list[int], tokenizer: Any) -> str:
-    """A row as text, what is trained on in [[ ]]."""
-    text, is_within = "", False
-    for token, label in zip(tokens, labels, strict=True):
-        assert label in (-100, token)
-        if is_within != (label != -100):
-            is_within = not is_within
-            text += "[[" if is_within else "]]"
-        text += tokenizer.decode([token])
-    return text + "]]" * is_within
 
 
 def previewed(
