@@ -54,6 +54,7 @@ WITHOUT_TORCH = [
     "ssd",
     "model",
     "report",
+    "doctor",
     "cli",
 ]
 

@@ -6,6 +6,8 @@ Importing this package is cheap: nothing heavy is imported before it is used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lohan.errors import missing_package
+
 if TYPE_CHECKING:
     from lohan.attaching import attach as attach
     from lohan.optimizer.torch_optimizer import AdamW as AdamW
@@ -31,7 +33,10 @@ __all__ = ["AdamW", "Engine", "SFTTrainer", "StepResult", "Trainer", "__version_
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for."""
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        try:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            raise missing_package(error) from error
     raise AttributeError(f"module 'lohan' has no attribute {name!r}")
 
 

@@ -105,6 +105,21 @@ class NonFiniteGradients(LohanError):
     """Gradients are infinite or NaN; they were not used."""
 
 
+def missing_package(error: ModuleNotFoundError) -> ConfigError:
+    """Say what to install where only the core is, which does without torch.
+
+    Raises:
+        ModuleNotFoundError: it is a part of lohan itself.
+    """
+    if (error.name or "").startswith("lohan"):
+        raise error
+    return ConfigError(
+        f"the package {error.name or error} is not installed",
+        why="plans for models known by name do without it; what reads, measures or trains does not",
+        remedy='install what training needs: pip install "lohan[train]"',
+    )
+
+
 def nearest_names(word: str, known: Iterable[str]) -> str:
     """Say which known names are nearest to a wrong one, for a remedy: `write "a" or "b"`."""
     names = list(known)

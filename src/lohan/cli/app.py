@@ -31,7 +31,7 @@ from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate
 from lohan.cli.train import train
 from lohan.cli.verify import verify
-from lohan.errors import LohanError
+from lohan.errors import LohanError, missing_package
 
 EXIT_ERROR = 2
 # Plans and schedules are many small objects that live until the command ends.
@@ -44,6 +44,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            show_error(missing_package(error))
+            raise typer.Exit(EXIT_ERROR) from error
         except LohanError as error:
             show_error(error)
             raise typer.Exit(EXIT_ERROR) from error

@@ -54,7 +54,7 @@ def require_train_packages() -> None:
 
     missing = [
         name
-        for name in ("transformers", "trl", "datasets", "accelerate", "yaml", "pydantic")
+        for name in ("torch", "transformers", "trl", "datasets", "accelerate", "yaml", "pydantic")
         if find_spec(name) is None
     ]
     if missing:

@@ -1,23 +1,24 @@
 """Examines a machine: everything a run would stumble over, before there is a run.
 
 Owns the questions, their order, and the words for what to fix. Leaves nothing behind; measures no
-speed (`lohan profile` does). Called by `lohan doctor`.
+speed (`lohan profile` does). Where torch is missing, what needs it is left out. Called by `lohan
+doctor`.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from lohan.device import Device, open_device
-from lohan.device.self_test import failed_promises
 from lohan.doctor.finding import Examination, Finding, Level
 from lohan.doctor.software import examine_kernels, examine_software
-from lohan.errors import LohanError
+from lohan.errors import LohanError, missing_package
 from lohan.hardware.limits import available_ram_bytes, is_bound_by_locking
-from lohan.measure import cache_directory, load_profile, machine_facts
 from lohan.ssd import DirectoryReport, check_directories, check_directory, choose_engine
-from lohan.store import list_left_runs
 from lohan.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from lohan.device import Device
 
 _LEAST_RAM_BYTES = 256 * MIB
 _AMPLE_RAM_BYTES = 4 * GIB
@@ -34,11 +35,15 @@ def examine(*, ssd: Paths = (), device: str | None = None) -> Examination:
         device: as in `lohan.attach`; None: a GPU if there is one.
     """
     findings = [*examine_software(), *examine_kernels(), examine_io_engine()]
+    opened: Device | None = None
     try:
-        opened: Device | None = open_device(device)
+        from lohan.device import open_device
+
+        opened = open_device(device)
     except LohanError as error:
-        opened = None
         findings.append(_problem("device", error))
+    except ModuleNotFoundError as error:
+        findings.append(_problem("device", missing_package(error)))
     try:
         if opened is not None:
             findings += examine_device(opened)
@@ -72,7 +77,7 @@ def examine_io_engine() -> Finding:
     )
 
 
-def examine_device(device: Device) -> Iterator[Finding]:
+def examine_device(device: "Device") -> Iterator[Finding]:
     """The device, why it was chosen, and whether it keeps its promises."""
     if device.memory_bytes is None:
         memory = "no memory of its own"
@@ -89,6 +94,8 @@ def examine_device(device: Device) -> Iterator[Finding]:
         )
     else:
         yield Finding(name="device", found=found)
+    from lohan.device.self_test import failed_promises
+
     failures = failed_promises(device)
     if failures:
         yield Finding(
@@ -101,7 +108,7 @@ def examine_device(device: Device) -> Iterator[Finding]:
         yield Finding(name="device self-test", found="copies, order, compute and budget are right")
 
 
-def examine_ram(device: Device | None) -> Iterator[Finding]:
+def examine_ram(device: "Device | None") -> Iterator[Finding]:
     """How much memory a run may take, what bounds it, and how much of it may be locked."""
     is_bound = device is not None and is_bound_by_locking(device)
     try:
@@ -160,8 +167,10 @@ def examine_directories(ssd: Paths) -> tuple[list[DirectoryReport], list[Finding
     return reports, findings
 
 
-def examine_profile(device: Device, reports: Sequence[DirectoryReport]) -> Finding:
+def examine_profile(device: "Device", reports: Sequence[DirectoryReport]) -> Finding:
     """Whether this machine has been measured, and how long ago."""
+    from lohan.measure import cache_directory, load_profile, machine_facts
+
     name = "profile"
     measure = "a run measures first, for about a minute; `lohan profile --ssd DIR` does it now"
     if not reports:
@@ -202,9 +211,11 @@ def _directory(path: str | os.PathLike[str], report: DirectoryReport) -> Finding
 
 def _left_runs(paths: Sequence[str]) -> Iterator[Finding]:
     try:
+        from lohan.store import list_left_runs
+
         runs = [run for run in list_left_runs(paths).runs if run.holder is None] if paths else []
-    except LohanError:
-        return  # a directory that cannot be looked into has a finding of its own
+    except (LohanError, ModuleNotFoundError):
+        return  # a directory that cannot be looked into, and torch, have findings of their own
     if runs:
         size = format_bytes(sum(run.disk_bytes for run in runs))
         yield Finding(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lohan import measure
 from lohan.device import CpuDevice, EmulatedDevice
 from lohan.device.self_test import failed_promises
 from lohan.doctor import Examination, Finding, Level, checks, examine, report_text, software
@@ -266,7 +267,7 @@ def test_a_profile_is_shown_with_its_age(
         old = profile()
         object.__setattr__(old, "measured_at", datetime.now(UTC) - timedelta(days=3, hours=1))
         monkeypatch.setattr(
-            checks, "load_profile", lambda facts: LoadedProfile(profile=old, reason="kept there")
+            measure, "load_profile", lambda facts: LoadedProfile(profile=old, reason="kept there")
         )
         assert checks.examine_profile(device, reports).found == "measured 3 days ago, kept there"
 
