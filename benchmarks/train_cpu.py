@@ -31,6 +31,8 @@ from pathlib import Path
 from cpu_workload import DECAY, LR, MODELS, Meter, batch_of, config_of, first_weights
 from fp32_products import compute_in_fp32
 
+import lohan  # here, for what it leaves out must reach the other systems' processes too
+
 SYSTEMS = (
     "in memory",
     "in memory, checkpointed",
@@ -79,7 +81,6 @@ def train_with_lohan(args, system: str) -> None:
     import torch
     from transformers import LlamaForCausalLM
 
-    import lohan
     from lohan.plan import make_plan
     from lohan.vocabulary import Choice
 

@@ -5,7 +5,8 @@ set(LOHAN_KERNEL_SOURCES
     native/src/kernel_calls.cpp
     native/src/kernel_dispatch.cpp
     native/src/kernels_portable.cpp
-    native/src/parallel_pieces.cpp)
+    native/src/parallel_pieces.cpp
+    native/src/tiles.cpp)
 
 # No contraction, no errno, no trap handlers: every value is the IEEE result of the written order.
 # -fno-trapping-math changes no value, it only lets comparisons be vectorised.

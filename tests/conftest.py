@@ -6,6 +6,8 @@
 import pytest
 from hypothesis import settings
 
+import lohan  # noqa: F401  # before torch, which it keeps from what does not run here
+
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile("fixed")

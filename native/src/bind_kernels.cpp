@@ -11,6 +11,7 @@
 
 #include "gil_released.hpp"
 #include "lohan/kernels.hpp"
+#include "lohan/tiles.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -66,6 +67,7 @@ void bind_kernels(nb::module_ &module) {
     module.def("kernel_isa", [] { return available_isas().front(); });
     module.def("available_kernel_isas", &available_isas);
     module.def("compiled_kernel_isas", &compiled_isas);
+    module.def("probe_tiles", &probe_tiles, nb::call_guard<GilReleased>());
 
     module.def(
         "adamw_split",

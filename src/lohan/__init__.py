@@ -29,6 +29,8 @@ _HOMES = {
 
 __all__ = ["AdamW", "Engine", "SFTTrainer", "StepResult", "Trainer", "__version__", "attach"]
 
+importlib.import_module("lohan.matrix_tiles")  # before torch computes anything
+
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for."""

@@ -7,6 +7,7 @@ command line; nothing else makes devices outside tests.
 import difflib
 import re
 
+from lohan import matrix_tiles
 from lohan.device.cpu import CpuDevice
 from lohan.device.device import Device
 from lohan.device.emulated import EmulatedDevice, EmulatedRates
@@ -44,10 +45,12 @@ def open_device(
             remedy='use device "emulated", or leave the rates out',
         )
     asked = f"{text!r} was asked for"
+    # Devices that compute on the processor say what it was told to leave out.
+    note = f"; {matrix_tiles.NOTE}" if matrix_tiles.NOTE else ""
     if name == "cpu":
-        return CpuDevice(memory_bytes=memory_bytes, reason=asked)
+        return CpuDevice(memory_bytes=memory_bytes, reason=asked + note)
     if name == "emulated":
-        return EmulatedDevice(memory_bytes=memory_bytes, rates=rates, reason=asked)
+        return EmulatedDevice(memory_bytes=memory_bytes, rates=rates, reason=asked + note)
     # Here and not above: asking the driver takes time, and most callers know what they want.
     from lohan.device import cuda
 
@@ -55,7 +58,7 @@ def open_device(
         absence = cuda.why_absent()
         if absence is not None:
             reason = f"no GPU can be used ({absence}), so main memory and processor stand in"
-            return CpuDevice(memory_bytes=memory_bytes, reason=reason)
+            return CpuDevice(memory_bytes=memory_bytes, reason=reason + note)
         return cuda.CudaDevice(memory_bytes=memory_bytes, reason="a GPU was found")
     match = _CUDA.fullmatch(name)
     if match is None:

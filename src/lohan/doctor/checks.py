@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lohan.doctor.finding import Examination, Finding, Level
-from lohan.doctor.software import examine_kernels, examine_software
+from lohan.doctor.software import examine_kernels, examine_software, examine_tiles
 from lohan.errors import LohanError, missing_package
 from lohan.hardware.limits import available_ram_bytes, is_bound_by_locking
 from lohan.ssd import DirectoryReport, check_directories, check_directory, choose_engine
@@ -34,7 +34,7 @@ def examine(*, ssd: Paths = (), device: str | None = None) -> Examination:
         ssd: SSD directories a run would use.
         device: as in `lohan.attach`; None: a GPU if there is one.
     """
-    findings = [*examine_software(), *examine_kernels(), examine_io_engine()]
+    findings = [*examine_software(), examine_tiles(), *examine_kernels(), examine_io_engine()]
     opened: Device | None = None
     try:
         from lohan.device import open_device

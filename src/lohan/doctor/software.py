@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import lohan
-from lohan import _native
+from lohan import _native, matrix_tiles
 from lohan.doctor.finding import Finding, Level
 
 _SHOWN = ("torch", "transformers", "trl", "datasets", "accelerate", "diffusers")
@@ -28,6 +28,23 @@ def examine_software() -> Iterator[Finding]:
     wanted = wanted_versions()
     for package in _SHOWN:
         yield _package(package, wanted.get(package, ()))
+
+
+def examine_tiles() -> Finding:
+    """Whether the processor's matrix tiles run, which torch's libraries take for granted."""
+    name, found = "matrix tiles (AMX)", _native.probe_tiles()
+    if found == "none":
+        return Finding(name=name, found="the processor has none")
+    if found == "run":
+        return Finding(name=name, found="they run")
+    limits = ", ".join(f"{one}={os.environ.get(one)}" for one in matrix_tiles.WITHOUT_TILES)
+    return Finding(
+        name=name,
+        found=f"shown by the processor, do not run here ({found}), left out: {limits}",
+        level=Level.NOTE,
+        remedy="nothing is to be done: bf16 products on the processor are slower than they could "
+        "be, and as right; a machine that runs them is faster",
+    )
 
 
 def examine_kernels() -> Iterator[Finding]:
