@@ -9,6 +9,9 @@ from support import tiny_chat
 from support.command_line import run_lohan
 from support.small_training import make_place, train
 
+# Paths are looked at before values: these lead somewhere.
+PLACES = ("--model=m", "--data={place}/rows.jsonl", "--out=o", "--ssd={place}/ssd")
+
 
 @pytest.fixture
 def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
@@ -96,18 +99,18 @@ def test_rows_without_a_token_to_train_on_are_refused(place: pathlib.Path) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--model=m", "--data=d", "--out=o", "--ssd=s", "--seed"], "--seed has no value"),
+        ([*PLACES, "--seed"], "--seed has no value"),
         (["--model=m", "--data=d", "--out=o", "--ssd=s", "--ram", "48"], "48GiB"),
         (["--model=m", "--data=d", "--out=o", "--ssd=s", "--use_peft"], "no adapters"),
         (["--max_seq_length", "5"], "write max_length"),
         (["one.yaml", "two.yaml"], '"two.yaml" stands alone'),
-        (["--model=m", "--data=d", "--out=o", "--ssd=s", "--seed", "x"], "seed is 'x'"),
+        ([*PLACES, "--seed", "x"], "seed is 'x'"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(
     place: pathlib.Path, words: list[str], said: str
 ) -> None:
-    done = run_lohan("train", *words)
+    done = run_lohan("train", *(word.format(place=place) for word in words))
     assert done.exit_code == 2
     assert said in done.stderr
 
