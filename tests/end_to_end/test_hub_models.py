@@ -38,3 +38,12 @@ def test_a_preview_downloads_the_tokenizer_and_no_weights(
         assert done.returncode == 0, done.stderr
         assert "tokenizer.json" in hub.sent
         assert not [name for name in hub.sent if name.endswith(".safetensors")]
+
+
+def test_a_plan_fetches_the_configuration_only(tmp_path: pathlib.Path, model: pathlib.Path) -> None:
+    with small_hub(NAME, model) as hub:
+        words = ("plan", NAME, "--machine", "desktop-4090", "--seq", "64", "--batch", "2")
+        done = run(hub, tmp_path / "home", *words)
+        assert done.returncode == 0, done.stderr
+        assert "It fits." in done.stdout
+        assert set(hub.sent) <= {"config.json", "generation_config.json"}

@@ -112,7 +112,9 @@ _OTHERS: dict[Callable[..., None], str] = {
     machines: "List the machines known by name.",
 }
 for _command, _words in _OTHERS.items():
-    app.command(short_help=_words)(_command)
+    # A plan takes the words of a run.
+    _settings = FREE_OPTIONS if _command is plan else None
+    app.command(short_help=_words, context_settings=_settings)(_command)
 
 
 def main() -> None:

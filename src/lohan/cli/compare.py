@@ -32,7 +32,7 @@ ClipOption = Annotated[
 
 def compare(
     model: ModelArgument,
-    machine: MachineOption,
+    machine: MachineOption = None,
     batch: BatchOption = 8,
     seq: SequenceOption = None,
     ram: RamOption = None,

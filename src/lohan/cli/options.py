@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 
-def _models() -> list[str]:
+def known_models() -> list[str]:
+    """Names a shell may complete."""
     from lohan.model.names import known_names
 
     return list(known_names())
@@ -29,22 +30,22 @@ def _policies() -> list[str]:
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="A known name (lohan models), or a transformers config.json or its folder.",
-        autocompletion=_models,
+        help="A known name (lohan models), a transformers config.json or its folder, or a hub id.",
+        autocompletion=known_models,
     ),
 ]
 MachineOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--machine",
         "-m",
-        help="A preset (lohan machines) or a machine file (.json).",
+        help="A preset (lohan machines) or a machine file (.json). [default: this machine, as "
+        "lohan profile or a run measured it]",
         autocompletion=_machines,
     ),
 ]
-BatchOption = Annotated[
-    int, typer.Option("--batch", "-b", help="Sequences per optimizer step, all GPUs together.")
-]
+BATCH_HELP = "Sequences per optimizer step, all GPUs together."
+BatchOption = Annotated[int, typer.Option("--batch", "-b", help=BATCH_HELP)]
 SequenceOption = Annotated[
     int | None,
     typer.Option(

@@ -1,43 +1,72 @@
 """`lohan plan`: what a fine-tune will cost before it starts.
 
-Owns the command's options. The answer is computed in `answer` and printed in `plan_tables`.
+Owns the command's options. What is asked for is read by `request` and, in the words of a run, by
+`run_words`; the answer is computed in `answer` and printed in `plan_tables`.
 """
+
+from typing import Annotated
 
 import typer
 
 from lohan.cli.options import (
-    BatchOption,
+    BATCH_HELP,
     ClipOption,
     GpuOption,
     GpusOption,
     JsonOption,
     MachineOption,
-    ModelArgument,
     PolicyOption,
     RamOption,
     SequenceOption,
     SsdsOption,
-    TokensOption,
+    known_models,
 )
 
 EXIT_DOES_NOT_FIT = 1
+DEFAULT_TOKENS = "50M"
 
 
 def plan(
-    model: ModelArgument,
-    machine: MachineOption,
-    batch: BatchOption = 8,
+    ctx: typer.Context,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL | RUN.yaml]",
+            help="A known name (lohan models), a config.json or its folder, or a hub id; or a "
+            "run's file.",
+            autocompletion=known_models,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model, as for training.")
+    ] = None,
+    machine: MachineOption = None,
+    ssd: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="SSD directories of this machine, as for training."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help=BATCH_HELP)] = None,
     seq: SequenceOption = None,
     ram: RamOption = None,
     gpu: GpuOption = None,
     ssds: SsdsOption = None,
     gpus: GpusOption = None,
     policy: PolicyOption = "lohan+",
-    tokens: TokensOption = "50M",
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            help="Tokens of the whole run, such as 50M or 1.2B. [default: of max_steps, or 50M]",
+        ),
+    ] = None,
     clip: ClipOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say whether a fine-tune fits, how long it takes, what it wears and what to change.
+
+    Settings may be written as for training, in RUN.yaml or as --per_device_train_batch_size 2,
+    --gradient_accumulation_steps 16, --max_length 2048, --max_grad_norm 0. What a run would do
+    with its own rows is told by lohan train --dry-run.
 
     Exit code 0: it fits. 1: it does not. 2: the request cannot be met.
     """
@@ -45,21 +74,28 @@ def plan(
     from lohan.cli.output import console, print_json
     from lohan.cli.plan_tables import show_answer
     from lohan.cli.request import parse_tokens, request_of
+    from lohan.cli.run_words import run_words
     from lohan.simulate import simulate_plan
     from lohan.simulate.quick import QUICK_STEPS
 
-    num_tokens = parse_tokens(tokens)
+    words = run_words(what, model, ctx.args)
     request = request_of(
-        model=model,
-        machine=machine,
-        batch=batch,
-        seq=seq,
-        ram=ram,
-        gpu=gpu,
+        model=words.model,
+        machine=machine or words.machine,
+        batch=words.batch if batch is None else batch,
+        seq=words.sequence if seq is None else seq,
+        ram=ram or words.ram,
+        gpu=gpu or words.gpu,
         ssds=ssds,
         gpus=gpus,
         policy=policy,
-        clip=clip,
+        clip=words.clip if clip is None else clip,
+        num_directories=len(ssd or words.ssd) or None,
+    )
+    num_tokens = (
+        words.num_steps * request.workload.num_tokens
+        if tokens is None and words.num_steps is not None
+        else parse_tokens(tokens or DEFAULT_TOKENS)
     )
     made = plan_of(request)
     answer = Answer(request=request, plan=made)

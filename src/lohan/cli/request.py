@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lohan.errors import ConfigError, nearest_names
 from lohan.hardware import Machine, machine_from
+from lohan.hardware.this_host import kept_machine
 from lohan.model.names import canonical_name, shape_of
 from lohan.model.shape import ModelShape
 from lohan.plan.limits import Question
@@ -83,14 +84,21 @@ def parse_tokens(text: str) -> int:
 
 
 def machine_asked(
-    machine: str, *, ram: str | None, gpu: str | None, ssds: int | None, gpus: int | None
+    machine: str | None,
+    *,
+    ram: str | None,
+    gpu: str | None,
+    ssds: int | None,
+    gpus: int | None,
+    num_directories: int | None = None,
 ) -> Machine:
-    """Return the machine with what the options replace.
+    """Return the machine with what the options replace; this one, as measured, if none is named.
 
     Raises:
-        ConfigError: for an unknown machine, a damaged file, or a size or count that cannot be.
+        ConfigError: for an unknown machine, a damaged file, a size or count that cannot be, or
+            where this machine is meant and was not measured.
     """
-    found = machine_from(machine)
+    found = kept_machine(num_directories).machine if machine is None else machine_from(machine)
     if ram is not None:
         found = found.with_ram(parse_size(ram, "--ram"))
     if gpu is not None:
@@ -137,11 +145,17 @@ def clips(policy: str, clip: bool | None) -> bool:
 
 
 def shape_asked(model: str, sequence: int | None) -> tuple[ModelShape, int]:
-    """Return a model's shape and the tokens per sequence.
+    """Return a model's shape and the tokens per sequence; of a hub model its configuration only
+    is fetched.
 
     Raises:
         ConfigError: for an unknown model, or a sequence it cannot take.
+        HardwareError: it is on the hub, which cannot be reached.
     """
+    if "/" in model and canonical_name(model) is None:
+        from lohan.train.model_places import CONFIGURATION, find_place
+
+        model = str(find_place(model, wanted=CONFIGURATION).directory)
     shape = shape_of(model, sequence=sequence)
     if sequence is None and shape.tokens_per_sample is None and canonical_name(model) is None:
         # A model of the user's own may have fewer positions than the default asks for.
@@ -152,7 +166,7 @@ def shape_asked(model: str, sequence: int | None) -> tuple[ModelShape, int]:
 def request_of(
     *,
     model: str,
-    machine: str,
+    machine: str | None,
     batch: int,
     seq: int | None,
     ram: str | None,
@@ -161,15 +175,18 @@ def request_of(
     gpus: int | None,
     policy: str,
     clip: bool | None,
+    num_directories: int | None = None,
 ) -> Request:
-    """Understand a request.
+    """Understand a request; `num_directories` is of SSDs of this machine, where none is named.
 
     Raises:
         ConfigError: for anything in it that cannot be meant.
     """
     name = check_policy(policy)
     clips_gradients = clips(name, clip)
-    box = machine_asked(machine, ram=ram, gpu=gpu, ssds=ssds, gpus=gpus)
+    box = machine_asked(
+        machine, ram=ram, gpu=gpu, ssds=ssds, gpus=gpus, num_directories=num_directories
+    )
     shape, sequence = shape_asked(model, seq)
     workload = Workload(batch=batch, sequence=sequence, clips_gradients=clips_gradients)
     workload.batch_per_gpu(box.num_gpus)

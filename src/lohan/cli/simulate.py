@@ -45,7 +45,7 @@ StepsOption = Annotated[
 
 def simulate(
     model: ModelArgument,
-    machine: MachineOption,
+    machine: MachineOption = None,
     batch: BatchOption = 8,
     seq: SequenceOption = None,
     ram: RamOption = None,

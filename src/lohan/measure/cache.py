@@ -7,12 +7,12 @@ never moves to another box unnoticed. Measures nothing.
 
 import hashlib
 import json
-import os
 import pathlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from lohan.errors import ConfigError
+from lohan.hardware.this_host import PROFILES, cache_directory
 from lohan.measure.facts import MachineFacts
 from lohan.measure.measured import MeasuredMachine, facts_fields
 from lohan.whole_file import write_text
@@ -30,26 +30,6 @@ class LoadedProfile:
     """Where it comes from, or what was wrong, in words for the user."""
 
 
-def cache_directory() -> pathlib.Path:
-    """Where profiles are kept.
-
-    Raises:
-        ConfigError: this user has no home directory.
-    """
-    # A relative path in the variable is to be ignored, says its specification.
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):
-        return pathlib.Path(named) / "lohan"
-    try:
-        return pathlib.Path.home() / ".cache" / "lohan"
-    except RuntimeError as error:
-        raise ConfigError(
-            "there is no place for profiles",
-            why=str(error),
-            remedy="set XDG_CACHE_HOME to a directory",
-        ) from error
-
-
 def profile_path(facts: MachineFacts, *, directory: pathlib.Path | None = None) -> pathlib.Path:
     """Where the profile of this hardware lies."""
     text = json.dumps(facts_fields(facts), sort_keys=True)
@@ -65,7 +45,7 @@ def load_profile(
         path = profile_path(facts, directory=directory)
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        others = len(list(path.parent.glob("profile-*.json")))
+        others = len(list(path.parent.glob(PROFILES)))
         elsewhere = f" ({others} of other hardware)" if others else ""
         return LoadedProfile(
             profile=None, reason=f"this hardware has not been measured yet{elsewhere}"

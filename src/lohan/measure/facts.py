@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from lohan.device import Device, EmulatedDevice, EmulatedRates
+from lohan.hardware import this_host
 from lohan.ssd import DirectoryReport
 
 
@@ -51,20 +52,15 @@ def machine_facts(
 ) -> MachineFacts:
     """Ask the system what it is; `root` is where `proc` and `sys` are mounted."""
     root = pathlib.Path(root)
-    cpu_model = _cpu_model(root)
+    cpu_model = this_host.cpu_model(root)
     return MachineFacts(
         cpu_model=cpu_model,
-        num_cores=num_usable_cores(),
-        ram_total_bytes=_ram_total_bytes(root),
+        num_cores=this_host.num_usable_cores(),
+        ram_total_bytes=this_host.ram_total_bytes(root),
         device=device.name,
         device_hardware=_hardware_of(device) or cpu_model,
         drives=tuple(_drive_of(report, root) for report in reports),
     )
-
-
-def num_usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def _hardware_of(device: Device) -> str | None:
@@ -74,22 +70,6 @@ def _hardware_of(device: Device) -> str | None:
     module = torch.get_device_module(device.torch_device)
     name = getattr(module, "get_device_name", None)
     return str(name(device.torch_device)) if name is not None else None
-
-
-def _cpu_model(root: pathlib.Path) -> str:
-    for line in _text_of(root / "proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Processor", "cpu model") and value.strip():
-            return value.strip()
-    return os.uname().machine
-
-
-def _ram_total_bytes(root: pathlib.Path) -> int:
-    for line in _text_of(root / "proc/meminfo").splitlines():
-        words = line.split()
-        if words[:1] == ["MemTotal:"] and len(words) > 1 and words[1].isdigit():
-            return int(words[1]) * 1024
-    return 0
 
 
 def _drive_of(report: DirectoryReport, root: pathlib.Path) -> DriveFacts:
@@ -103,7 +83,7 @@ def _drive_of(report: DirectoryReport, root: pathlib.Path) -> DriveFacts:
 
 
 def _mounted_from(number: str, root: pathlib.Path) -> str:
-    for line in _text_of(root / "proc/self/mountinfo").splitlines():
+    for line in this_host.text_of(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         if before.split(" ")[2:3] == [number]:
             return after.split(" ")[1]
@@ -114,14 +94,7 @@ def _model_of(number: str, root: pathlib.Path) -> str:
     """What the drive calls itself; a partition asks the drive it is on."""
     there = root / "sys/dev/block" / number
     for path in (there / "device/model", there / ".." / "device/model"):
-        text = " ".join(_text_of(path).split())
+        text = " ".join(this_host.text_of(path).split())
         if text:
             return text
     return ""
-
-
-def _text_of(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -16,10 +16,11 @@ import lohan
 from lohan.device import Device
 from lohan.hardware.limits import AvailableRam
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
+from lohan.hardware.this_host import num_usable_cores
 from lohan.measure.compute import MEMORY_PIECE_BYTES, SIZES, ComputeFigures, measure_compute
 from lohan.measure.copies import PIECE_BYTES, measure_copies, measure_ram_copies
 from lohan.measure.disks import DiskMeasurement, DriveFigures, Report, describe
-from lohan.measure.facts import DriveFacts, MachineFacts, machine_facts, num_usable_cores
+from lohan.measure.facts import DriveFacts, MachineFacts, machine_facts
 from lohan.measure.figure import Clock, Figure
 from lohan.measure.measured import MeasuredDrive, MeasuredMachine
 from lohan.measure.memory import memory_to_plan_with

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from lohan.device import Device
 from lohan.errors import ConfigError
+from lohan.hardware.this_host import num_usable_cores
 from lohan.measure.cache import load_profile, save_profile
 from lohan.measure.disks import Report
-from lohan.measure.facts import machine_facts, num_usable_cores
+from lohan.measure.facts import machine_facts
 from lohan.measure.machine import (
     SECONDS,
     SUSTAINED_SECONDS,

@@ -255,6 +255,8 @@ def _flat(found: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
 
 
 def _refuse_unknown(written: Mapping[str, Setting]) -> None:
+    if not written:
+        return  # so that no package is looked for that planning does without
     arguments = sorted((argument_names() or argument_fields().keys()) - set(_TAKEN_OVER))
     known = [*OWN_HELP, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
     for key, setting in written.items():
