@@ -146,9 +146,6 @@ def build_untied(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
             torch.set_default_dtype(before)
     assert isinstance(model, nn.Module)
     _set_parameter_dtype(model, dtype)
-    if getattr(model, "loss_type", "") is None:
-        # What transformers falls back to for GPT-2 and others, without its warning.
-        vars(model)["loss_type"] = "ForCausalLM"
     return model.train()
 
 
@@ -156,11 +153,8 @@ def _set_for_training(config: Any, dtype: torch.dtype) -> None:
     parts = [config, config.get_text_config()]
     parts += [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
     for part in parts:
-        if part is None:
-            continue
-        part.dtype = dtype
-        if hasattr(part, "use_cache"):
-            part.use_cache = False
+        if part is not None:
+            part.dtype = dtype
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # only GGUF files come this far, and are unpacked
 

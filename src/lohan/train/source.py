@@ -95,7 +95,7 @@ class ModelSource:
     def make_model(self) -> nn.Module:
         """The module to train, in training mode: parameters on `meta`, buffers in RAM.
 
-        Parameters are in the compute type, `use_cache` is off.
+        Parameters are in the compute type; all else is as `from_pretrained` makes it.
 
         Raises:
             ConfigError: the model's code leaves a buffer without a value.
