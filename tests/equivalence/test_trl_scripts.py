@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import trl
+from accelerate.utils import convert_outputs_to_fp32
 from transformers import TrainerCallback
 
 from lohan.errors import ConfigError
@@ -72,9 +73,10 @@ def offloaded(place: pathlib.Path, changes: dict[str, Any], **more: Any) -> SFTT
 
 def in_memory(place: pathlib.Path, changes: dict[str, Any], **more: Any) -> trl.SFTTrainer:
     plainly = {"bf16": False, "gradient_checkpointing": False, **changes}
-    made = trl.SFTTrainer(
-        tiny_chat.model(), settings(place / "plain", **plainly), **tables(), **more
-    )
+    model = tiny_chat.model()
+    # What `bf16=True` does to a model that needs no autocast.
+    model.forward = convert_outputs_to_fp32(model.forward)
+    made = trl.SFTTrainer(model, settings(place / "plain", **plainly), **tables(), **more)
     made.optimizer = trl_runs.master_optimizer(made)
     return made
 

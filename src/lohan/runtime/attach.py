@@ -109,8 +109,8 @@ def attach_engine(
             opened = device
         if opened.shares_ram:
             bound_held_memory(ram_bytes + (gpu_bytes or 0))
-        if example is None and loss_fn is not None and largest_step:
-            # Only the loss knows how the model is called with such a batch.
+        if example is None and largest_step:
+            # Known to fit the model, where inputs made up for it might not.
             example = largest_step[0]
         tell("tracing the model")
         traced = TracedModel(

@@ -25,6 +25,7 @@ from lohan.train.answer_marks import every_template_marked
 from lohan.train.arguments import refuse_unsupported, without_effect
 from lohan.train.engine_optimizer import SteppedByEngine
 from lohan.train.evaluation import GroupedBatches, Prediction
+from lohan.train.fp32_losses import compute_losses_in_fp32
 from lohan.train.longest import longest_rows
 from lohan.train.named_model import make_named, open_named
 from lohan.train.offload import OffloadConfig, read_offload
@@ -104,6 +105,8 @@ class OffloadMixin(SavingMixin):
         self.gather_function: Any
         self._total_train_tokens: Any
         super().__init__(model, args, *more, **kwargs)
+        if self.args.bf16 or self.args.fp16:
+            compute_losses_in_fp32(self.model)
         for callback in self._own_callbacks():
             self.add_callback(callback)
 
