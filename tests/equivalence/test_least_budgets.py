@@ -14,8 +14,8 @@ from lohan.errors import DoesNotFit
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
-from lohan.runtime.loss import loss_weights
 from lohan.units import KIB, MIB, parse_bytes
+from lohan.verify.plain_loop import loss_shares
 from support.in_memory_training import train_in_memory
 from support.small_machines import small_machine
 
@@ -104,7 +104,7 @@ def test_the_least_budgets_train_without_changing_a_bit(
             twin,
             [batches(step) for step in range(NUM_STEPS)],
             layout=engine.store.layout,
-            weights=lambda group: loss_weights(group, None, is_causal=True),
+            weights=lambda group: loss_shares(twin, group, None),
             settings_of=lambda step, name: settings,
             max_grad_norm=max_grad_norm,
         )

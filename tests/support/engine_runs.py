@@ -16,8 +16,8 @@ from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.workload import Workload
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
-from lohan.runtime.loss import loss_weights
 from lohan.runtime.planning import Policy
+from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice, TensorKind
 from support.in_memory_training import PlainRun, train_in_memory
 from support.small_machines import small_machine
@@ -159,7 +159,7 @@ def plain_run(case: EngineCase, engine: Engine, model: torch.nn.Module) -> Plain
         model,
         batches_of(case),
         layout=engine.store.layout,
-        weights=lambda batches: loss_weights(batches, None, is_causal=engine._setup.is_causal),
+        weights=lambda batches: loss_shares(model, batches, LOSS_FUNCTIONS.get(case.model)),
         settings_of=lambda step, name: rates[groups[id(named[name])]].settings,
         max_grad_norm=case.max_grad_norm,
         loss_fn=LOSS_FUNCTIONS.get(case.model),

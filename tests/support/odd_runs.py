@@ -9,7 +9,7 @@ import torch
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
-from lohan.runtime.loss import loss_weights
+from lohan.verify.plain_loop import loss_shares
 from support.engine_faults import States
 from support.engine_runs import EngineCase, forced, optimizer_for
 from support.in_memory_training import PlainRun, train_in_memory
@@ -55,14 +55,13 @@ def plain(
     optimizer = optimizer_for(case, model)
     groups, rates = optimizer.group_of(), optimizer.rates()
     named = dict(model.named_parameters())
-    is_causal = engine._setup.is_causal
     if loss_scale is None and case.dtype is torch.float16:
         loss_scale = 2.0**16
     return train_in_memory(
         model,
         steps,
         layout=engine.store.layout,
-        weights=weights or (lambda some: loss_weights(some, None, is_causal=is_causal)),
+        weights=weights or (lambda some: loss_shares(model, some, loss_fn)),
         settings_of=lambda step, name: rates[groups[id(named[name])]].settings,
         max_grad_norm=case.max_grad_norm,
         loss_fn=loss_fn,

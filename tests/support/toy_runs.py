@@ -14,10 +14,10 @@ from lohan.optimizer.settings import prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
-from lohan.runtime.loss import loss_weights
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.segments.micro_batch import loss_of
 from lohan.store import StateLayout
+from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice
 from support.engine_runs import EngineCase, forced
 from support.in_memory_training import global_norm
@@ -166,7 +166,7 @@ def _in_memory(
         change(number, model, optimizer)
         model.zero_grad(set_to_none=True)
         losses.append([])
-        for batch, weight in zip(batches, loss_weights(batches, None, is_causal=True), strict=True):
+        for batch, weight in zip(batches, loss_shares(model, batches, loss_fn), strict=True):
             loss = loss_of(model, batch, loss_fn)
             loss = loss if weight == 1.0 else loss * weight
             loss.backward()

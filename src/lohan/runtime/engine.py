@@ -78,8 +78,8 @@ class Engine(EngineAnswers):
         """One optimizer step over a list of micro-batches.
 
         The loss of a micro-batch is `loss_fn(model, batch)` or that of `model(**batch)`; the
-        step's is their sum with `weights`, which are by default each one's share of the tokens that
-        count (`labels` other than -100), or equal shares.
+        step's is their sum with `weights`, which are by default each one's share of the labels that
+        count (other than -100, and those of first tokens as the loss treats them), or equal shares.
 
         Raises:
             ConfigError: bad input, or a model that cannot be driven block by block.
@@ -90,7 +90,11 @@ class Engine(EngineAnswers):
         self._refuse_if_over()
         batches = self._setup.on_device(micro_batches)
         loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
-        shares = loss_weights(batches, weights, is_causal=self._setup.is_causal)
+        shares = loss_weights(
+            batches,
+            weights,
+            counts_first_label=lambda: self._setup.traced.counts_first_label(batches[0], loss_fn),
+        )
         attached = {n: p for own in self._setup.sets.values() for n, p in own.parameters.items()}
         refuse_replaced(self.model, attached)
         rates, running = self._setup.rates_of(self.optimizer), self._plan_for(batches)

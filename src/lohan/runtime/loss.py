@@ -1,7 +1,7 @@
 """The loss of a step over its micro-batches: who counts how much.
 
-Owns the weights that make a step's loss the mean over all its tokens, however they are dealt out
-to micro-batches, and dynamic loss scaling for fp16. Called by the engine.
+Owns the weights that make a step's loss that of one batch of all its rows, however they are dealt
+out to micro-batches, and dynamic loss scaling for fp16. Called by the engine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,22 +11,31 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
+from lohan.runtime.label_watch import IGNORED_LABEL
 
-IGNORED_LABEL = -100
 _FIRST_SCALE = 2.0**16
 _GROWTH_STEPS = 2000
 _SMALLEST_SCALE = 2.0**-14
 
 
 def loss_weights(
-    batches: Sequence[Any], given: Sequence[float] | None, *, is_causal: bool
+    batches: Sequence[Any],
+    given: Sequence[float] | None,
+    *,
+    counts_first_label: Callable[[], bool | None],
 ) -> list[float]:
     """What the loss of each micro-batch is multiplied by.
 
-    Where batches have `labels`, its share of the tokens that count; else equal shares.
+    Where batches have `labels`, its share of those that count; else equal shares. Batches that say
+    how many items the step has (transformers' `num_items_in_batch`) are divided by it already.
+
+    Args:
+        counts_first_label: whether those of first tokens count, which models that predict the next
+            token leave out; None where it is not known. Asked only where it matters.
 
     Raises:
-        ConfigError: the weights given are not one per micro-batch, or no token counts.
+        ConfigError: the weights given are not one per micro-batch, no label counts, or which ones
+            do is not known.
     """
     if given is not None:
         if len(given) != len(batches):
@@ -36,18 +45,50 @@ def loss_weights(
                 remedy="give as many weights as micro-batches, or none",
             )
         return [float(weight) for weight in given]
-    counts = [num_counted_tokens(batch, is_causal=is_causal) for batch in batches]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts):
+    if all(isinstance(batch, Mapping) and "num_items_in_batch" in batch for batch in batches):
+        return [1.0] * len(batches)
+    labels = [_labels(batch) for batch in batches]
+    known = [one for one in labels if one is not None]
+    if len(known) < len(batches):
         return [1.0 / len(batches)] * len(batches)
-    total = sum(known)
-    if not total:
+    shares = _shares([_num_counted(one) for one in known])
+    without_first = _shares([_num_counted(one[..., 1:] if one.dim() > 1 else one) for one in known])
+    if shares != without_first:
+        is_first_counted = counts_first_label()
+        if is_first_counted is None:
+            raise ConfigError(
+                "it is not known which labels of the step's micro-batches count for the loss",
+                why="it reads them by no cross entropy of PyTorch, and whether those of first "
+                "tokens count makes a difference",
+                remedy="give each micro-batch's share of the loss: "
+                "engine.step(micro_batches, weights=[...])",
+            )
+        shares = shares if is_first_counted else without_first
+    if shares is None:
         raise ConfigError(
             f"no token of the step's {len(batches)} micro-batches counts for the loss",
             why=f"all labels are {IGNORED_LABEL}: the mean over no tokens is not a number",
             remedy="check that the data is not cut off before its answers, and the loss mask",
         )
-    return [count / total for count in known]
+    return shares
+
+
+def _labels(batch: Any) -> torch.Tensor | None:
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    return labels if isinstance(labels, torch.Tensor) else None
+
+
+def _num_counted(labels: torch.Tensor) -> int:
+    """Numbers that are predicted all count: none of them means to leave one out."""
+    if labels.is_floating_point():
+        return labels.numel()
+    return int((labels != IGNORED_LABEL).sum())
+
+
+def _shares(counts: Sequence[int]) -> list[float] | None:
+    """None where nothing counts."""
+    total = sum(counts)
+    return [count / total for count in counts] if total else None
 
 
 def counted_losses(
@@ -59,16 +100,6 @@ def counted_losses(
         float(loss) / (scale or 1.0) if weight else 0.0
         for loss, weight in zip(found, weights, strict=True)
     )
-
-
-def num_counted_tokens(batch: Any, *, is_causal: bool) -> int | None:
-    """Labels that count; None without labels. A causal model predicts none for the first token."""
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
-        return None
-    if is_causal and labels.dim() >= 2:
-        labels = labels[..., 1:]
-    return int((labels != IGNORED_LABEL).sum())
 
 
 def num_tokens(batch: Any) -> int:

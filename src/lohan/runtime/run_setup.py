@@ -98,12 +98,6 @@ class RunSetup:
     _has_told_unpinned: bool = False
 
     @property
-    def is_causal(self) -> bool:
-        """Whether the model predicts each token from those before it: labels are shifted."""
-        config = getattr(self.model, "config", None)
-        return not getattr(config, "is_encoder_decoder", False)
-
-    @property
     def written_bytes(self) -> int:
         """Written to the drives so far, whatever for."""
         return sum(self.io.counters(drive).written_bytes for drive in self.drives)

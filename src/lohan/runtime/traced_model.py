@@ -4,8 +4,9 @@ Owns how inputs of any size are made like an example, and what of a step's batch
 on. Decides nothing. Used by `planning` and the engine.
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,11 @@ from lohan.model.shape import ModelShape
 from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
 from lohan.model.trace_ops import tensors_in
 from lohan.runtime.host_randomness import host_state_kept
+from lohan.runtime.label_watch import LabelWatch
+from lohan.runtime.randomness import draw_setting
 from lohan.runtime.segments.ambient import memory_features_off
 from lohan.runtime.segments.held_values import held_values_left
+from lohan.runtime.segments.micro_batch import LossFunction, loss_of
 
 _SMALLEST_SIZES = (2, 16)
 
@@ -123,9 +127,36 @@ class TracedModel:
         else:
             self._make_inputs, is_fixed = inputs_for(model, dtype)
             small = (2, 0) if is_fixed else _SMALLEST_SIZES
-        with memory_features_off(model), host_state_kept(), held_values_left(model):
-            self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
         self._model = model
+        with self._left_alone():
+            self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
+        self._counts_first: dict[Hashable, bool | None] = {}
+
+    def counts_first_label(self, batch: Any, loss_fn: LossFunction | None) -> bool | None:
+        """Whether the labels of first tokens count for a loss; None where it cannot be seen.
+
+        Found out once per loss, by running it on fake tensors.
+
+        Raises:
+            ConfigError: it cannot run on fake tensors.
+        """
+        key = draw_setting(self._model, loss_fn)
+        if key not in self._counts_first:
+            watch, sizes = LabelWatch(), sizes_of([batch])
+
+            def watched(model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
+                watch.begin(inputs["labels"])
+                with watch:
+                    return loss_of(model, inputs, loss_fn)
+
+            usual, self._traceable.call = self._traceable.call, watched
+            try:
+                with self._left_alone():
+                    self._traceable.run(_like(batch, is_padded=sizes.is_padded), _point(sizes))
+            finally:
+                self._traceable.call = usual
+            self._counts_first[key] = watch.counts_first
+        return self._counts_first[key]
 
     def shape(self, sizes: BatchSizes, batches: Sequence[Any]) -> ModelShape:
         """The model's shape at the sizes of a run; `batches` are like those of the run.
@@ -136,7 +167,7 @@ class TracedModel:
         # A padded one stands for the others too: its masks come on top of what they need.
         example = next((batch for batch in batches if _is_padded(batch)), batches[0])
         is_known = not isinstance(example, Mapping)
-        with memory_features_off(self._model), host_state_kept(), held_values_left(self._model):
+        with self._left_alone():
             shape, run = shape_at(
                 self._traceable,
                 self._make_inputs if is_known else _like(example, is_padded=sizes.is_padded),
@@ -151,6 +182,16 @@ class TracedModel:
                 remedy="attach with example= set to a batch like those of the run",
             )
         return shape
+
+    @contextlib.contextmanager
+    def _left_alone(self) -> Iterator[None]:
+        """The user's model and process are as before a trace after it."""
+        with (
+            memory_features_off(self._model),
+            host_state_kept(),
+            held_values_left(self._model),
+        ):
+            yield
 
 
 def _point(sizes: BatchSizes) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from lohan.model.inputs import inputs_for
-from lohan.runtime.loss import IGNORED_LABEL
+from lohan.runtime.label_watch import IGNORED_LABEL
 
 MakeBatch = Callable[[int], dict[str, Any]]
 
@@ -44,7 +44,7 @@ def batches_for(model: nn.Module, dtype: torch.dtype) -> MakeBatch:
             noise = torch.randn(made["hidden_states"].shape, generator=generator).to(dtype)
             return {"inputs": made, "noise": noise}
         if "input_ids" in made:
-            _mask(made, 1 + seed % 3, has_mask="attention_mask" in accepted)
+            _mask(made, 1 + 4 * (seed % 3), has_mask="attention_mask" in accepted)
         return made
 
     return make
@@ -100,12 +100,12 @@ def _filled(name: str, value: Any, ranges: Mapping[str, int], generator: torch.G
 
 
 def _mask(made: dict[str, Any], num_masked: int, *, has_mask: bool) -> None:
-    """Pad the end of the first row, differently from batch to batch: their losses then weigh
-    differently too."""
+    """Pad the end of the first row and leave labels out, so differently from batch to batch that
+    the bits of bf16 losses show what each one weighs."""
     tokens, labels = made["input_ids"], made.get("labels")
     if has_mask:
         mask = torch.ones_like(tokens)
         mask[0, -num_masked:] = 0
         made["attention_mask"] = mask
     if labels is not None and labels.dim() == 2:
-        labels[0, -num_masked:] = IGNORED_LABEL
+        labels[:, -num_masked:] = IGNORED_LABEL

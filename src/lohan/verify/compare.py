@@ -169,7 +169,6 @@ class _Runs:
                 ],
                 layout=like.layout,
                 loss_fn=self.copy.loss_fn,
-                is_causal=self.copy.is_causal,
             )
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from lohan.optimizer import combine_leaf_sums, num_leaves, reference, sum_of_squares
 from lohan.optimizer.settings import StepScalars, prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale
-from lohan.runtime.loss import IGNORED_LABEL
+from lohan.runtime.label_watch import IGNORED_LABEL
 from lohan.runtime.segments.micro_batch import loss_of
 from lohan.store import StateLayout
 from lohan.verify.small_copy import Loss
@@ -66,7 +66,6 @@ def train_in_memory(
     *,
     layout: StateLayout,
     loss_fn: Loss | None,
-    is_causal: bool,
 ) -> Trained:
     """Train on every step's micro-batches; the states after every step are kept.
 
@@ -83,7 +82,7 @@ def train_in_memory(
     for batches in steps:
         model.zero_grad(set_to_none=True)
         losses = []
-        for batch, weight in zip(batches, loss_shares(batches, is_causal), strict=True):
+        for batch, weight in zip(batches, loss_shares(model, batches, loss_fn), strict=True):
             loss = loss_of(model, batch, loss_fn)
             loss = loss if weight == 1.0 else loss * weight
             loss.backward()
@@ -110,16 +109,31 @@ def train_in_memory(
     return run
 
 
-def loss_shares(batches: Sequence[Mapping[str, Any]], is_causal: bool) -> list[float]:
+def loss_shares(
+    model: nn.Module, batches: Sequence[Mapping[str, Any]], loss_fn: Loss | None
+) -> list[float]:
     """Each micro-batch's share of the labels that count, or equal shares without labels."""
-    counts = []
-    for batch in batches:
-        labels = batch.get("labels")
-        if labels is None or labels.is_floating_point():
-            return [1.0 / len(batches)] * len(batches)
-        counted = labels[..., 1:] if is_causal and labels.dim() >= 2 else labels
-        counts.append(int((counted != IGNORED_LABEL).sum()))
+    if any(batch.get("labels") is None for batch in batches):
+        return [1.0 / len(batches)] * len(batches)
+    skipped = 0 if _counts_first_label(model, batches[0], loss_fn) else 1
+    counts = [int((batch["labels"][..., skipped:] != IGNORED_LABEL).sum()) for batch in batches]
     return [count / sum(counts) for count in counts]
+
+
+def _counts_first_label(model: nn.Module, batch: Mapping[str, Any], loss_fn: Loss | None) -> bool:
+    """By experiment: whether a loss of the labels of first tokens alone is one of no label."""
+    labels = batch["labels"]
+    if labels.dim() < 2 or labels.is_floating_point():
+        return True
+    none = torch.full_like(labels, IGNORED_LABEL)
+    first = torch.cat([labels[..., :1].clamp(min=0), none[..., 1:]], dim=-1)
+    modes = {part: part.training for part in model.modules()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.eval()
+        losses = [loss_of(model, {**batch, "labels": one}, loss_fn) for one in (first, none)]
+        for part, is_training in modes.items():
+            part.training = is_training
+    return not torch.equal(*(loss.nan_to_num(nan=-1.0) for loss in losses))
 
 
 def _first_states(parameter: nn.Parameter) -> TensorStates:

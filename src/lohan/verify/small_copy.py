@@ -50,8 +50,6 @@ class SmallCopy:
     """Module in training mode; its parameters may be on the meta device, its buffers are not."""
     make_batch: MakeBatch
     loss_fn: Loss | None
-    is_causal: bool
-    """Whether labels are compared with the token before them."""
 
     def values(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and first value of every parameter; a name always has the same value."""
@@ -125,8 +123,6 @@ def _transformers_copy(asked: AskedModel, trust_remote_code: bool) -> SmallCopy:
         make=source.make_model,
         make_batch=make_batch,
         loss_fn=None,
-        # The model's own copy: the decoder alone of an encoder and decoder is a causal model.
-        is_causal=not getattr(model.config, "is_encoder_decoder", False),
     )
 
 
@@ -197,7 +193,6 @@ def _plain_copy(
         make=make,
         make_batch=make_batch,
         loss_fn=loss_fn,
-        is_causal=True,
     )
 
 

@@ -8,7 +8,6 @@ from lohan.runtime.loss import (
     LossScale,
     counted_losses,
     loss_weights,
-    num_counted_tokens,
     num_tokens,
 )
 
@@ -21,14 +20,42 @@ def batch(*counts: int, length: int = 8) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.zeros_like(labels), "labels": labels}
 
 
-def test_the_first_token_of_a_causal_model_is_never_predicted() -> None:
-    assert num_counted_tokens(batch(0, 3), is_causal=True) == 7 + 5
-    assert num_counted_tokens(batch(0, 3), is_causal=False) == 8 + 5
+def shifted() -> bool:
+    """A model that predicts the next token."""
+    return False
 
 
-def test_weights_are_shares_of_the_tokens_that_count() -> None:
-    weights = loss_weights([batch(0), batch(4), batch(8)], None, is_causal=True)
-    assert weights == [7 / 11, 4 / 11, 0.0]
+def aligned() -> bool:
+    return True
+
+
+def test_weights_are_shares_of_the_labels_that_count() -> None:
+    parts = [batch(0), batch(4), batch(8)]
+    assert loss_weights(parts, None, counts_first_label=shifted) == [7 / 11, 4 / 11, 0.0]
+    assert loss_weights(parts, None, counts_first_label=aligned) == [8 / 12, 4 / 12, 0.0]
+
+
+def test_where_all_first_labels_are_left_out_nobody_is_asked() -> None:
+    def ask() -> bool:
+        raise AssertionError
+
+    assert loss_weights([batch(1), batch(4)], None, counts_first_label=ask) == [7 / 11, 4 / 11]
+    assert loss_weights([batch(0), batch(0)], None, counts_first_label=ask) == [0.5, 0.5]
+
+
+def test_a_loss_that_cannot_be_seen_is_refused_where_it_matters() -> None:
+    with pytest.raises(ConfigError, match="not known which labels"):
+        loss_weights([batch(0), batch(4)], None, counts_first_label=lambda: None)
+
+
+def test_numbers_to_predict_all_count() -> None:
+    parts = [{"labels": torch.zeros(3)}, {"labels": torch.zeros(1)}]
+    assert loss_weights(parts, None, counts_first_label=aligned) == [0.75, 0.25]
+
+
+def test_what_is_divided_by_the_items_of_the_step_adds_up() -> None:
+    parts = [{**batch(0), "num_items_in_batch": 12}, {**batch(4), "num_items_in_batch": 12}]
+    assert loss_weights(parts, None, counts_first_label=aligned) == [1.0, 1.0]
 
 
 def test_the_weighted_sum_is_the_loss_of_the_concatenated_batch() -> None:
@@ -42,7 +69,7 @@ def test_the_weighted_sum_is_the_loss_of_the_concatenated_batch() -> None:
             (labels[:, 1:] % 11).where(labels[:, 1:] >= 0, -100).reshape(-1),
         )
 
-    weights = loss_weights(parts, None, is_causal=True)
+    weights = loss_weights(parts, None, counts_first_label=shifted)
     ours = sum(
         weight * mean_loss(logits[i : i + 1], part["labels"])
         for i, (part, weight) in enumerate(zip(parts, weights, strict=True))
@@ -53,17 +80,17 @@ def test_the_weighted_sum_is_the_loss_of_the_concatenated_batch() -> None:
 
 
 def test_without_labels_micro_batches_count_alike() -> None:
-    assert loss_weights([{"x": torch.zeros(2)}] * 4, None, is_causal=True) == [0.25] * 4
+    assert loss_weights([{"x": torch.zeros(2)}] * 4, None, counts_first_label=shifted) == [0.25] * 4
 
 
 def test_a_step_without_any_token_to_learn_from_is_refused() -> None:
     with pytest.raises(ConfigError, match="no token"):
-        loss_weights([batch(8)], None, is_causal=True)
+        loss_weights([batch(8)], None, counts_first_label=shifted)
 
 
 def test_weights_must_be_one_per_micro_batch() -> None:
     with pytest.raises(ConfigError, match="2 loss weights were given for 1"):
-        loss_weights([batch(0)], [0.5, 0.5], is_causal=True)
+        loss_weights([batch(0)], [0.5, 0.5], counts_first_label=shifted)
 
 
 def test_losses_are_told_without_their_scale() -> None:

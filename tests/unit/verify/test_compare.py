@@ -1,5 +1,6 @@
 """Small copies trained offloaded and in memory: equal, and what is said when they are not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lohan.runtime.engine import Engine
 from lohan.runtime.step_record import StepRecord
 from lohan.verify import Case, SmallCopy, all_cases, make_small_copy, verify_copy
 from lohan.vocabulary import BlockId
+from support.loss_families import FAMILIES
 
 PLANNED = Case(activations="as planned", num_micro_batches=2, max_grad_norm=1.0)
 SWAPPED = Case(activations="swapped to SSD", num_micro_batches=1, max_grad_norm=None)
@@ -42,6 +44,17 @@ def test_offloading_changes_no_bit_and_leaves_nothing(gpt: SmallCopy, tmp_path: 
     assert found.ram_bytes < 64 << 20
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_loss_whose_labels_are_not_shifted_is_the_concatenated_batchs(tmp_path: Path) -> None:
+    FAMILIES["masked"].build().config.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**fields, "architectures": ["BertForMaskedLM"]})
+    )
+    masked = make_small_copy(str(tmp_path))
+    assert masked.architecture == "BertForMaskedLM"
+    assert verify_copy(masked, num_steps=1, cases=[PLANNED]).is_equal
 
 
 def miscount_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

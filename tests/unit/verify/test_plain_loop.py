@@ -36,9 +36,7 @@ def test_training_is_that_of_torch_up_to_rounding(max_grad_norm: float | None) -
         for n in range(4)
     ]
     optimizer = lohan.AdamW([model.weight], lr=0.01, max_grad_norm=max_grad_norm)
-    run = train_in_memory(
-        model, optimizer, steps, layout=layout_of(model), loss_fn=None, is_causal=True
-    )
+    run = train_in_memory(model, optimizer, steps, layout=layout_of(model), loss_fn=None)
     master = torch.nn.Parameter(twin.weight.detach().float())
     judge = torch.optim.AdamW([master], lr=0.01)
     for batches, outcome in zip(steps, run.steps, strict=True):
@@ -60,9 +58,24 @@ def test_training_is_that_of_torch_up_to_rounding(max_grad_norm: float | None) -
     assert not torch.equal(run.states[3]["weight"].master, last.master)
 
 
-def test_micro_batches_weigh_by_their_labels() -> None:
-    few = {"labels": torch.tensor([[1, 2, -100, -100]])}
-    many = {"labels": torch.tensor([[1, 2, 3, 4]])}
-    assert loss_shares([few, many], is_causal=True) == [1 / 4, 3 / 4]
-    assert loss_shares([few, many], is_causal=False) == [2 / 6, 4 / 6]
-    assert loss_shares([{"x": 1}, {"x": 2}], is_causal=True) == [0.5, 0.5]
+@pytest.mark.parametrize("num_shifted", [0, 1])
+def test_micro_batches_weigh_as_the_concatenated_batch_says(num_shifted: int) -> None:
+    table = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss_fn(_: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits, labels = table[batch["x"]], batch["labels"][:, num_shifted:]
+        return torch.nn.functional.cross_entropy(
+            logits[:, : labels.shape[1]].flatten(0, 1), labels.flatten()
+        )
+
+    few = {"x": torch.tensor([[0, 1, 2, 3]]), "labels": torch.tensor([[1, 2, -100, -100]])}
+    many = {"x": torch.tensor([[5, 4, 2, 0]]), "labels": torch.tensor([[1, 2, 3, 4]])}
+    shares = loss_shares(Scaled(), [few, many], loss_fn)
+    assert shares == ([1 / 4, 3 / 4] if num_shifted else [2 / 6, 4 / 6])
+    whole = loss_fn(Scaled(), {key: torch.cat([few[key], many[key]]) for key in few})
+    parts = [share * loss_fn(Scaled(), one) for share, one in zip(shares, (few, many), strict=True)]
+    torch.testing.assert_close(torch.stack(parts).sum(), whole)
+
+
+def test_without_labels_micro_batches_weigh_alike() -> None:
+    assert loss_shares(Scaled(), [{"x": 1}, {"x": 2}], None) == [0.5, 0.5]
