@@ -176,10 +176,7 @@ def test_a_model_made_on_meta_is_driven_with_weights_from_elsewhere() -> None:
         homes[segment] = torch.zeros(own.layout.num_bytes, dtype=torch.uint8)
         own.gather(homes[segment])
     before = dict(model.named_parameters())
-    for own in sets.values():
-        own.take_out(torch.device("cpu"))
-    hooks = ComeAndGo(segments, sets)
-    hooks.home = homes
+    hooks = ComeAndGo(segments, sets, homes)
     driven = SegmentedModel(model, segments, sets=sets, hooks=hooks)
     _, expected = plain_step(plain, toy_batches(3))
     driven.step(toy_batches(3))

@@ -38,16 +38,23 @@ def plain_step(
 class ComeAndGo:
     """Hooks that bring weights for each visit in a fresh buffer and poison it afterwards."""
 
-    def __init__(self, segments: SegmentMap, sets: dict[BlockId, ParameterSet]) -> None:
+    def __init__(
+        self,
+        segments: SegmentMap,
+        sets: dict[BlockId, ParameterSet],
+        home: dict[BlockId, torch.Tensor] | None = None,
+    ) -> None:
+        """`home`: weights to bring, where the model has none of its own."""
         self.segments, self.sets = segments, sets
-        self.home: dict[BlockId, torch.Tensor] = {}
+        self.home = dict(home or {})
         self.visits: list[tuple[str, Phase]] = []
         self.gradients: dict[str, torch.Tensor] = {}
         self.missing: set[str] = set()
         self._bound: dict[BlockId, torch.Tensor] = {}
         for segment, own in sets.items():
-            self.home[segment] = torch.zeros(own.layout.num_bytes, dtype=torch.uint8)
-            own.gather(self.home[segment])
+            if home is None:
+                self.home[segment] = torch.zeros(own.layout.num_bytes, dtype=torch.uint8)
+                own.gather(self.home[segment])
             own.take_out(torch.device("cpu"))
 
     def before(self, segment: BlockId, phase: Phase) -> None:

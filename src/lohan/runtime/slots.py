@@ -13,6 +13,7 @@ import torch
 
 from lohan.errors import ConfigError, ScheduleError
 from lohan.model.trace_ops import storage_key
+from lohan.runtime.away import mark
 
 ALIGNMENT_BYTES = 64
 """Start of each parameter in its flat buffer. PyTorch's own CPU allocations start at such
@@ -182,7 +183,7 @@ class ParameterSet:
         self._bound = layout or self.layout
         as_bytes = bytes_of(flat, self._bound.num_bytes, self.name)
         for slot in self._bound.slots:
-            self._set(slot.name, slot.view(as_bytes))
+            self._set(slot.name, slot.view(as_bytes), is_away=False)
         self._flat = as_bytes
 
     def has(self, name: str) -> bool:
@@ -194,10 +195,11 @@ class ParameterSet:
         self._flat = None
         for slot in self.layout.slots:
             parameter = self.parameters[slot.name]
-            self._set(slot.name, self._absent(slot, parameter.device))
+            self._set(slot.name, self._absent(slot, parameter.device), is_away=True)
 
-    def _set(self, name: str, value: torch.Tensor) -> None:
+    def _set(self, name: str, value: torch.Tensor, *, is_away: bool) -> None:
         parameter = self.parameters[name]
+        mark(parameter, is_away=False)
         if parameter.is_meta != value.is_meta:
             # A tensor's data cannot be set across the meta device; its whole content can be
             # exchanged, which keeps the identity that optimizers and tied modules rely on.
@@ -205,12 +207,13 @@ class ParameterSet:
             torch.utils.swap_tensors(parameter, fresh)
         else:
             parameter.data = value
+        mark(parameter, is_away=is_away)
 
     def take_out(self, device: torch.device) -> None:
         """Replace parameters (with data, or on meta) by absent ones on `device`."""
         self._flat = None
         for slot in self.layout.slots:
-            self._set(slot.name, self._absent(slot, device))
+            self._set(slot.name, self._absent(slot, device), is_away=True)
 
     def _absent(self, slot: ParameterSlot, device: torch.device) -> torch.Tensor:
         return self.absent(slot.dtype, device).expand(slot.shape)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError, ScheduleError
+from lohan.runtime.away import is_away
 from lohan.runtime.slots import ParameterLayout, ParameterSet, ParameterSlot, Weights
 
 
@@ -61,10 +62,12 @@ def test_released_parameters_keep_shape_type_and_identity_without_memory() -> No
     assert not own.is_bound
     assert {name: p.shape for name, p in parameters.items()} == shapes
     assert all(p.untyped_storage().nbytes() <= 4 for p in parameters.values())
-    assert torch.isnan(parameters["weight"]).all()
+    assert is_away(parameters["weight"])
     weights = Weights([own])
+    with pytest.raises(ConfigError, match=r"isnan of a parameter .*away"):
+        torch.isnan(parameters["weight"])
     with pytest.raises(ScheduleError, match="weights of block"):
-        weights.refuse_absent(parameters["weight"].t(), "a test")
+        weights.refuse_absent(parameters["weight"], "a test")
     with pytest.raises(ScheduleError, match="not in place"):
         _ = own.flat
 
