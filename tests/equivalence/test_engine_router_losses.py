@@ -74,9 +74,13 @@ def test_a_loss_on_router_logits_is_that_of_plain_training(
         assert_states(states_of(engine), states_in_memory(expected))
 
 
-def test_what_is_collected_is_what_the_model_returns(tmp_path: Path) -> None:
-    """Twice the number of layers, or none, would be a wrong loss without a word."""
-    case = EngineCase(choice=Choice.RECOMPUTE, residents=False)
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_what_is_collected_is_what_the_model_returns(
+    num_micro_batches: int, tmp_path: Path
+) -> None:
+    """Twice the number of layers, or none, would be a wrong loss without a word. Of two
+    micro-batches, one is run beforehand to count what it draws."""
+    case = EngineCase(choice=Choice.RECOMPUTE, residents=False, num_micro_batches=num_micro_batches)
     model, steps = mixtral().to(torch.bfloat16), steps_of(False)
     found: list[int] = []
 

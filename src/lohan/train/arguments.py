@@ -84,6 +84,27 @@ def refuse_unsupported(args: Any) -> None:
             raise _refusal(name, why)
 
 
+def refuse_broken_window(trainer: Any, num_batches: int) -> None:
+    """Refuse the rest of a stream that is no whole step: it would be one that nobody counts.
+
+    Raises:
+        ConfigError: there are fewer micro-batches than a step has, and no step is due.
+    """
+    from transformers.trainer_utils import has_length
+
+    wanted = trainer.args.gradient_accumulation_steps
+    if not trainer.is_in_train or num_batches == wanted:
+        return
+    if not has_length(trainer.callback_handler.train_dataloader):
+        raise ConfigError(
+            f"the stream of rows ended with {num_batches} of the {wanted} micro-batches of a step",
+            why="transformers adds their gradients to those of the next epoch's first step, and "
+            "the engine keeps none between steps",
+            remedy="set gradient_accumulation_steps=1, or max_steps to the whole steps of the "
+            f"stream, or give a stream of a multiple of {wanted} batches",
+        )
+
+
 def _refusal(name: str, why: str) -> ConfigError:
     return ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
 

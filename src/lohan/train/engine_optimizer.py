@@ -4,16 +4,41 @@ Owns that one difference to `lohan.AdamW`: transformers calls `step` after each 
 engine has taken the step already. Made by the trainer.
 """
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from lohan.optimizer.torch_optimizer import AdamW
+from lohan.errors import ConfigError
+from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 
 
 class SteppedByEngine(AdamW):
     """AdamW whose step was taken by `engine.step`."""
 
+    _taken_with: Sequence[GroupRates] = ()
+    """Settings of the groups in the engine's last step."""
+
+    def note_step(self) -> None:
+        """The engine has taken a step, with the groups as they are now."""
+        super().note_step()
+        self._taken_with = self.rates()
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing is left to be done."""
+        """Nothing is left to be done.
+
+        Raises:
+            ConfigError: a setting was changed after the engine took the step.
+        """
+        for taken, now in zip(self._taken_with, self.rates(), strict=False):
+            for name, value in asdict(now.settings).items():
+                before = getattr(taken.settings, name)
+                if value != before:
+                    raise ConfigError(
+                        f"{name} was changed from {before} to {value} after the backward pass",
+                        why="the engine updates while it runs backward: this step was taken with "
+                        "the value before",
+                        remedy="set it before the step, in on_step_begin",
+                    )
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ Owns the grouping between transformers' evaluation loop, which asks for one batc
 the engine, which takes several. Used by the trainer.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,27 +34,39 @@ class GroupedBatches:
     ) -> None:
         self._dataloader, self._predict, self._num_batches = dataloader, predict, num_batches
         self._current: tuple[Any, Prediction] | None = None
-        self._num_rows: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._dataloader)
-        while group := list(itertools.islice(batches, self._num_batches)):
-            is_end = getattr(self._dataloader, "end_of_dataloader", False)
-            num_left = getattr(self._dataloader, "remainder", -1)
-            predictions = self._predict(group)
-            for number, (batch, prediction) in enumerate(zip(group, predictions, strict=True)):
-                is_last = is_end and number == len(group) - 1
-                self._num_rows = num_left if is_last and num_left > 0 else None
-                self._current = (batch, prediction)
-                yield batch
+        is_end = False
+        while not is_end and (group := self._fetch(batches)):
+            is_end = self._is_at_end()
+            if is_end and len(group) > 1 and getattr(self._dataloader, "remainder", 0) > 0:
+                # accelerate cuts what is gathered to the rows of the last batch once that is
+                # fetched: the others come before it is known.
+                self._dataloader.end_of_dataloader = False
+                yield from self._predicted(group[:-1])
+                self._dataloader.end_of_dataloader = True
+                group = group[-1:]
+            yield from self._predicted(group)
         self._current = None
+        # To its own end, where it tells accelerate that it is over.
+        yield from batches
 
-    def rows_of_batch(self, tensor: Any) -> Any:
-        """Cut what the loop repeated per row to the rows of the batch handed out.
+    def _fetch(self, batches: Iterator[Any]) -> list[Any]:
+        group: list[Any] = []
+        for batch in batches:
+            group.append(batch)
+            if len(group) == self._num_batches or self._is_at_end():
+                break
+        return group
 
-        accelerate does this while the last batch is the one fetched last, which it is not here.
-        """
-        return tensor if self._num_rows is None else tensor[: self._num_rows]
+    def _is_at_end(self) -> bool:
+        return bool(getattr(self._dataloader, "end_of_dataloader", False))
+
+    def _predicted(self, group: list[Any]) -> Iterator[Any]:
+        for batch, prediction in zip(group, self._predict(group), strict=True):
+            self._current = (batch, prediction)
+            yield batch
 
     def __len__(self) -> int:
         return len(self._dataloader)

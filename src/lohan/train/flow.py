@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from lohan.runtime.away import note_used_gradients
 from lohan.train.writes import why_to_stop
 
 
@@ -29,6 +30,10 @@ class SealingFlow(TrainerCallback):
         """
         if state.global_step == 0 and self._trainer.engine.num_steps == 0:
             self._trainer._save_checkpoint(self._trainer.model, None)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on there are no gradients in memory either."""
+        note_used_gradients(self._trainer.model, are_used=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save at archive steps; save and stop when asked to, or when the budget is spent."""

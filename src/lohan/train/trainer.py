@@ -21,8 +21,9 @@ import transformers
 import trl
 
 from lohan.errors import ConfigError
+from lohan.runtime.away import note_used_gradients
 from lohan.train.answer_marks import every_template_marked
-from lohan.train.arguments import refuse_unsupported, without_effect
+from lohan.train.arguments import refuse_broken_window, refuse_unsupported, without_effect
 from lohan.train.engine_optimizer import SteppedByEngine
 from lohan.train.evaluation import GroupedBatches, Prediction
 from lohan.train.fp32_losses import compute_losses_in_fp32
@@ -31,6 +32,7 @@ from lohan.train.named_model import make_named, open_named
 from lohan.train.offload import OffloadConfig, read_offload
 from lohan.train.one_forward import OneForward, refuse_second_draws
 from lohan.train.out_folder import locked_folder
+from lohan.train.rehearsal import collated_without_trace, may_rehearse, without_trace
 from lohan.train.saving import SavingMixin
 from lohan.train.source import ModelSource
 
@@ -46,6 +48,8 @@ _RELIED_ON = (
     "compute_loss",
     "prediction_step",
     "evaluation_loop",
+    "_get_dataloader",
+    "_remove_unused_columns",
     "_clip_grad_norm",
     "_get_grad_norm",
     "_save_checkpoint",
@@ -102,8 +106,6 @@ class OffloadMixin(SavingMixin):
         self._micro_batches: list[Any] = []
         self._losses: list[float] = []
         self._evaluating: GroupedBatches | None = None
-        self.gather_function: Any
-        self._total_train_tokens: Any
         super().__init__(model, args, *more, **kwargs)
         if self.args.bf16 or self.args.fp16:
             compute_losses_in_fp32(self.model)
@@ -139,14 +141,24 @@ class OffloadMixin(SavingMixin):
             self.args.activation_offloading = False
         # Weights are in their compute format; autocast would only add roundings.
         self.args.mixed_precision = "no"
+        if self.model is not None:  # transformers says so
+            self.compute_dtype()
         super().create_accelerator_and_postprocess()
         self.accelerator.device_placement = False
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers'; accelerate makes another one of a stream where it places no batches."""
+        self.accelerator.device_placement = True
+        try:
+            return super()._get_dataloader(*args, **kwargs)
+        finally:
+            self.accelerator.device_placement = False
 
     def _move_model_to_device(self, model: Any, device: Any) -> None:
         """Nothing: weights come and go by the engine."""
 
     def compute_dtype(self) -> torch.dtype:
-        """Format of the compute weights: from `bf16` and `fp16`, else that of the model.
+        """Format of the compute weights: from `bf16` and `fp16`, else that of the module given.
 
         Raises:
             ConfigError: neither says a 16-bit format.
@@ -155,11 +167,14 @@ class OffloadMixin(SavingMixin):
             return torch.bfloat16
         if self.args.fp16:
             return torch.float16
-        found = {parameter.dtype for parameter in self.model.parameters()}
-        if found <= {torch.bfloat16} or found <= {torch.float16}:
-            return cast(torch.dtype, found.pop())
+        given = "the model is given by its name"
+        if self.source is None:
+            found = {parameter.dtype for parameter in self.model.parameters()}
+            if found <= {torch.bfloat16} or found <= {torch.float16}:
+                return cast(torch.dtype, found.pop())
+            given = f"the model is in {', '.join(sorted(map(str, found)))}"
         raise ConfigError(
-            f"the model is in {', '.join(sorted(map(str, found)))} and neither bf16 nor fp16 is on",
+            f"{given} and neither bf16 nor fp16 is on",
             why="weights are computed with in a 16-bit format; masters and moments are fp32",
             remedy="set bf16=True",
         )
@@ -224,6 +239,7 @@ class OffloadMixin(SavingMixin):
         return torch.tensor(self._losses.pop(0), dtype=torch.float32, device=self.args.device)
 
     def _run_step(self, batches: list[Any], num_items_in_batch: Any) -> None:
+        refuse_broken_window(self, len(batches))
         self.model.train()
         prepared = [self._prepare_inputs(batch) for batch in batches]
         divisor = 1 if self._is_loss_scaled(num_items_in_batch) else len(batches)
@@ -234,17 +250,15 @@ class OffloadMixin(SavingMixin):
                 loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items_in_batch)
             return cast(torch.Tensor, loss if divisor == 1 else loss / divisor)
 
+        note_used_gradients(self.model, are_used=False)  # if a step before ended early
         result = self.engine.step(prepared, loss_of, weights=[1.0] * len(prepared))
+        note_used_gradients(self.model, are_used=True)
         self._note_step(result)
         self._losses = list(result.losses)
 
     def _rehearsal(self) -> contextlib.AbstractContextManager[None]:
         """Around a call of `compute_loss`: one whose result is thrown away leaves no trace."""
-        return self._without_metrics() if self.engine.is_rehearsing else contextlib.nullcontext()
-
-    def _without_metrics(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, `compute_loss` leaves no trace in the metrics of the trainer."""
-        return contextlib.nullcontext()
+        return without_trace(self) if self.engine.is_rehearsing else contextlib.nullcontext()
 
     def plan_ahead(self) -> None:
         """Have the engine plan for the largest step of the run, before the first one.
@@ -258,14 +272,12 @@ class OffloadMixin(SavingMixin):
 
     def largest_step(self) -> list[Any] | None:
         """Micro-batches of the longest rows; None where rows cannot be looked at beforehand."""
-        rows = longest_rows(self.train_dataset, self.args.per_device_train_batch_size)
-        if not rows:
+        longest = longest_rows(self.train_dataset, self.args.per_device_train_batch_size)
+        if not longest or not may_rehearse(self.data_collator):
             return None
-        # As the dataloader does it: columns the model has no use for are left out.
-        self._set_signature_columns_if_needed()
-        known = set(self._signature_columns or ()) | {"labels", "label_ids", "label"}
-        kept = [{key: row[key] for key in row if key in known} for row in rows]
-        batch = dict(self._prepare_inputs(self.data_collator(kept)))
+        # As the dataloader does it: columns the model has no use for may be left out.
+        rows = list(self._remove_unused_columns(longest, description="training"))
+        batch = dict(self._prepare_inputs(collated_without_trace(self.data_collator, rows)))
         return [batch] * self.args.gradient_accumulation_steps
 
     def _is_loss_scaled(self, num_items_in_batch: Any) -> bool:
@@ -282,22 +294,31 @@ class OffloadMixin(SavingMixin):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float | None:
         return self.last_step.grad_norm if self.last_step is not None else None
 
-    def evaluation_loop(self, dataloader: Any, *more: Any, **kwargs: Any) -> Any:
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
         """transformers' loop over batches that are predicted in groups."""
-        is_loss_only = kwargs.get("prediction_loss_only", more[1] if len(more) > 1 else None)
-        is_loss_only = self.args.prediction_loss_only if is_loss_only is None else is_loss_only
+        is_loss_only = bool(
+            self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        )
         # As many at once as a training step holds; logits are kept for one batch only.
         num_batches = max(1, self.args.gradient_accumulation_steps) if is_loss_only else 1
         self._evaluating = GroupedBatches(
             dataloader,
-            lambda group: self._predict(group, bool(is_loss_only)),
+            lambda group: self._predict(group, is_loss_only, ignore_keys),
             num_batches=num_batches,
         )
-        gather, self.gather_function = self.gather_function, self._evaluating.rows_of_batch
         try:
-            return super().evaluation_loop(self._evaluating, *more, **kwargs)
+            return super().evaluation_loop(
+                self._evaluating, description, is_loss_only, ignore_keys, metric_key_prefix
+            )
         finally:
-            self._evaluating, self.gather_function = None, gather
+            self._evaluating = None
 
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
@@ -372,21 +393,6 @@ class SFTTrainer(OffloadMixin, trl.SFTTrainer):  # type: ignore[misc]
         """TRL's loss; where it calls the model twice, the blocks run once."""
         with self._one_forward.per_loss():
             return super().compute_loss(model, inputs, *more, **kwargs)
-
-    @contextlib.contextmanager
-    def _without_metrics(self) -> Iterator[None]:
-        metrics = {
-            mode: {name: list(values) for name, values in found.items()}
-            for mode, found in self._metrics.items()
-        }
-        num_tokens = self._total_train_tokens
-        try:
-            yield
-        finally:
-            for mode, found in metrics.items():
-                self._metrics[mode].clear()
-                self._metrics[mode].update(found)
-            self._total_train_tokens = num_tokens
 
     def _send_telemetry(self) -> None:
         """Nothing about a run leaves the machine."""

@@ -246,14 +246,13 @@ def test_a_setting_the_planner_decides_is_a_warning(tmp_path: pathlib.Path) -> N
 
 
 def test_compute_in_fp32_is_refused(tmp_path: pathlib.Path) -> None:
-    ours = SFTTrainer(
-        tiny_chat.model(dtype=torch.float32),
-        sft_arguments(tmp_path / "o", bf16=False),
-        **tables(),
-        offload={"ssd": str(tmp_path)},
-    )
     with pytest.raises(ConfigError, match="bf16=True"):
-        ours.train()
+        SFTTrainer(
+            tiny_chat.model(dtype=torch.float32),
+            sft_arguments(tmp_path / "o", bf16=False),
+            **tables(),
+            offload={"ssd": str(tmp_path)},
+        )
 
 
 def test_a_release_of_transformers_without_a_method_is_refused(
