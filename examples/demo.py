@@ -62,7 +62,7 @@ def main() -> int:
     if config is None:
         return 2
     command = [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
-    resume = (out / "run.json").exists()
+    resume = _has_run(out)
     command += more + ["--resume"] * resume
     _say(f"\nEverything goes under {folder}. The command is:\n")
     _say(f"    .venv/bin/lohan train {shlex.join(command)}\n")
@@ -105,7 +105,7 @@ def _folder(first: pathlib.Path) -> pathlib.Path:
         folder = first.with_name(f"{first.name}-{number}")
     if number > 1:
         _say(f"{first} holds a finished demo or something else and stays")
-    if (folder / "out" / "run.json").exists():
+    if _has_run(folder / "out"):
         _say(f"{folder} holds an unfinished demo: going on with it")
     else:
         _remove_unsealed(folder / "ssd")
@@ -114,10 +114,18 @@ def _folder(first: pathlib.Path) -> pathlib.Path:
 
 def _is_taken(folder: pathlib.Path) -> bool:
     """Whether there is anything but a demo that was cut off."""
+    from lohan.train.working_folder import working_folder
+
     if not folder.is_dir():
         return folder.exists()
-    is_finished = (folder / "out" / "report.html").exists()
+    is_finished = (working_folder(folder / "out") / "report.html").exists()
     return is_finished or bool({path.name for path in folder.iterdir()} - OF_A_DEMO)
+
+
+def _has_run(out: pathlib.Path) -> bool:
+    from lohan.train.working_folder import RUN_NAME, working_folder
+
+    return (working_folder(out) / RUN_NAME).exists()
 
 
 def _remove_unsealed(ssd: pathlib.Path) -> None:
@@ -316,9 +324,10 @@ def _show_result(
     *,
     seconds: float,
 ) -> None:
+    from lohan.train.working_folder import working_folder
     from lohan.units import format_bytes_decimal
 
-    lines = (out / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (working_folder(out) / "log.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
     third = max(1, len(losses) // 3)
     _say(
@@ -336,8 +345,9 @@ def _show_result(
             _say(f"    {path.name:28} {format_bytes_decimal(path.stat().st_size):>10}")
     kept = sum(path.stat().st_size for path in (folder / "ssd").rglob("*") if path.is_file())
     _say(
-        f"The states stay in {folder / 'ssd'} ({kept / 1e9:.1f} GB). Open {out / 'report.html'} in "
-        f"a browser.\nRemove everything with rm -r {shlex.quote(str(folder))}"
+        f"The states stay in {folder / 'ssd'} ({kept / 1e9:.1f} GB). Open "
+        f"{working_folder(out) / 'report.html'} in a browser.\n"
+        f"Remove everything with rm -r {shlex.quote(str(folder))}"
     )
 
 

@@ -133,3 +133,7 @@ def nearest_names(word: str, known: Iterable[str]) -> str:
     if nearest:
         return "write " + " or ".join(f'"{by_folded[name]}"' for name in nearest)
     return "write one of " + ", ".join(f'"{name}"' for name in names)
+
+
+class LohanWarning(UserWarning):
+    """Something about a run that a user should know and that is no error."""

@@ -13,8 +13,8 @@ import tempfile
 from lohan.errors import ConfigError
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a file so that it is either there whole or not at all.
+def write_text(path: pathlib.Path, text: str, *, is_private: bool = False) -> None:
+    """Write a file so that it is either there whole or not at all; private: for the user alone.
 
     Raises:
         ConfigError: if it cannot be written; what was there before is then untouched.
@@ -28,10 +28,11 @@ def write_text(path: pathlib.Path, text: str) -> None:
         ) as file:
             partial = file.name
             file.write(text)
-        # A temporary file is private; what the user asked for gets the usual permissions.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)
+        if not is_private:
+            # A temporary file is private; what the user asked for gets the usual permissions.
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(partial, 0o666 & ~mask)
         os.replace(partial, path)
     except BaseException as error:
         if partial is not None:

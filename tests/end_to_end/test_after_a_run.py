@@ -25,11 +25,11 @@ def test_a_run_started_with_relative_paths_is_known_from_everywhere(
     done = run_lohan("train", *words, "--max_steps", "2", "--device", device)
     assert done.exit_code == 0, done.stderr
     # The report has nothing to excuse: machine, drives' life and memory are recorded.
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "_lohan" / "report.html").read_text()
     assert "no usable machine.json" not in page
     assert "the drives are rated for" in page
     assert "<h1>model</h1>" in page
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "out" / "_lohan" / "summary.json").read_text())
     assert summary["peak_bytes"]["RAM"] > 0
     assert (device == "emulated") == ("GPU" in summary["peak_bytes"])
     monkeypatch.chdir(tmp_path / "elsewhere")

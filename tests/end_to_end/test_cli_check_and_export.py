@@ -11,6 +11,7 @@ from lohan.cli.export import ProgressLine
 from lohan.runtime.model_buffers import ModelBuffers
 from lohan.ssd import RunDirectories
 from lohan.store import ComputeFormat
+from lohan.train.resume_point import RunRecord, write_files_list
 from lohan.train.source import open_source
 from support.command_line import run_lohan
 from support.left_model_runs import leave_run
@@ -230,6 +231,54 @@ def test_another_model_is_refused(tmp_path: pathlib.Path) -> None:
     assert ran.exit_code == 2
     assert "did not start from" in ran.stderr
     assert not (tmp_path / "out").exists()
+
+
+def leave_trained(place: pathlib.Path) -> pathlib.Path:
+    """A run as a trainer seals it, with its folder in OUT; returns that."""
+    save_model("llama", place / "model", is_with_tokenizer=True)
+    source = open_source(place / "model")
+    folder = place / "out" / "checkpoint-7"
+    folder.mkdir(parents=True)
+    (folder / "resume.json").write_text(json.dumps({"version": 2}))
+    (folder / "trainer_state.json").write_text("{}")
+    said = {
+        "model": str(place / "model"),
+        "model_identity": {**source.identity, "tokenizer": "1", "attention": "sdpa"},
+        "out": str(place / "out"),
+        "checkpoint": folder.name,
+        "files_sha256": write_files_list(folder),
+    }
+    leave_run([place / "ssd"], "r1", dict(source.tensors()), metadata={"user": said})
+    RunRecord(run_id="r1", ssd=(str(place / "ssd"),)).write(place / "out")
+    return folder
+
+
+def test_a_model_that_was_changed_since_is_not_exported(tmp_path: pathlib.Path) -> None:
+    leave_trained(tmp_path)
+    words = ["export", "--run", tmp_path / "out", "--out"]
+    assert run_lohan(*words, tmp_path / "one").exit_code == 0
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": 0.5}))
+    ran = run_lohan(*words, tmp_path / "two")
+    assert ran.exit_code == 2
+    assert "config.rms_norm_eps: 1e-06 -> 0.5" in ran.stderr
+    assert not (tmp_path / "two").exists()
+
+
+def test_the_folder_of_a_seal_is_checked_with_its_states(tmp_path: pathlib.Path) -> None:
+    folder = leave_trained(tmp_path)
+    for place in ("ssd", "ssd/lohan-r1", "out"):
+        assert run_lohan("check", tmp_path / place).exit_code == 0, place
+    (folder / "resume.json").write_text(json.dumps({"version": 3}))
+    for place in ("ssd", "ssd/lohan-r1", "out"):
+        ran = run_lohan("check", tmp_path / place)
+        assert ran.exit_code == 1, place
+        assert "resume.json is damaged or was changed" in ran.stdout
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    ran = run_lohan("check", tmp_path / "ssd")
+    assert ran.exit_code == 0
+    assert "remark: " in ran.stdout
+    assert "checkpoint-7" in ran.stdout
 
 
 @pytest.mark.parametrize(

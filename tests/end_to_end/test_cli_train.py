@@ -25,7 +25,7 @@ def test_a_run_leaves_a_model_that_answers_and_the_files_it_names(place: pathlib
     assert "step 3/" in done.stdout
     assert "model in" in done.stdout
     out = place / "out"
-    for name in ("lohan.yaml", "run.json", "log.jsonl", "config.json", "chat_template.jinja"):
+    for name in ("_lohan/lohan.yaml", "_lohan/run.json", "_lohan/log.jsonl", "config.json"):
         assert (out / name).is_file(), name
     assert not list(out.glob(".lohan*"))
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
@@ -87,7 +87,10 @@ def test_help_needs_none_of_the_heavy_packages() -> None:
 
 def test_the_log_has_one_object_per_step(place: pathlib.Path) -> None:
     assert train(place).exit_code == 0
-    lines = [json.loads(line) for line in (place / "out" / "log.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (place / "out" / "_lohan" / "log.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
     assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)
 

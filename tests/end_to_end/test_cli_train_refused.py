@@ -86,7 +86,7 @@ def test_what_cannot_work_is_an_error_before_training_starts(
     assert done.exit_code == 2
     assert words in done.stderr.replace("\n", " ")
     assert "do:" in done.stderr
-    assert not (place / "out" / "run.json").exists()
+    assert not (place / "out" / "_lohan" / "run.json").exists()
     assert "step 1" not in done.stdout
 
 

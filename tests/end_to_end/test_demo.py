@@ -41,13 +41,13 @@ def test_the_demo_shows_plan_loss_answers_and_files_and_a_second_one_takes_a_fol
     assert done.returncode == 0, done.stdout + done.stderr
     for words in ("predicted", "step 4/", "the first 2 steps took", "before:", "after:"):
         assert words in done.stdout, words
-    for name in ("model.safetensors", "report.html", "log.jsonl"):
+    for name in ("model.safetensors", "_lohan/report.html", "_lohan/log.jsonl"):
         assert name in done.stdout
         assert (folder / "out" / name).is_file()
     assert "rm -r" in done.stdout
     again = run_demo(folder, "--max_steps", "1", "--device", "cpu")
     assert again.returncode == 0, again.stdout + again.stderr
-    assert (tmp_path / "demo-2" / "out" / "report.html").is_file()
+    assert (tmp_path / "demo-2" / "out" / "_lohan" / "report.html").is_file()
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_the_commands_of_the_documents_about_a_run_work_in_their_order(
             ran = run_lohan(*shlex.split(command))
             assert ran.exit_code == 0, f"{page}: {command}\n{ran.stdout}{ran.stderr}"
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    assert (tmp_path / "run" / "report.html").is_file()
+    assert (tmp_path / "run" / "_lohan" / "report.html").is_file()
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_a_run_on_the_engine_is_the_run_in_memory_to_the_bit(
     # Of a single step, bytes may count in the one after it: the drives are behind.
     assert (ours.engine.prediction.written_bytes > 0) == bool(offload)
     ours.save_model()
-    assert (ours.out / "plan.json").exists()
+    assert (ours.out / "_lohan" / "plan.json").exists()
     ours.close()
 
 

@@ -84,7 +84,7 @@ def undisturbed(place: pathlib.Path) -> str:
 
 
 def how_to_go_on(out: pathlib.Path) -> list[str]:
-    return ["--resume"] if (out / "run.json").exists() else []
+    return ["--resume"] if (out / "_lohan" / "run.json").exists() else []
 
 
 def killed_after(place: pathlib.Path, words: tuple[str, ...], seconds: float) -> bool:

@@ -5,6 +5,8 @@ something is wrong with what was found.
 """
 
 import pathlib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +24,8 @@ def check(
         pathlib.Path,
         typer.Argument(
             metavar="DIR",
-            help="A model or archive, a run's directory on an SSD, or an SSD directory with runs.",
+            help="A model or archive, a run's output folder, its directory on an SSD, or an SSD "
+            "directory with runs.",
         ),
     ],
     ssd: Annotated[
@@ -73,9 +76,11 @@ def _is_model(directory: pathlib.Path) -> bool:
 
 
 def _runs(directory: pathlib.Path, ssd: list[pathlib.Path]) -> "list[RunPlace]":
+    from lohan.train.resume_point import read_run
     from lohan.train.sealed_runs import find_run, is_run_directory, runs_in
 
-    if is_run_directory(directory):
+    is_unfinished = read_run(directory) is not None and not _is_model(directory)
+    if is_run_directory(directory) or is_unfinished:
         return [find_run(str(directory), ssd)]
     return [find_run(str(path), ssd) for path in runs_in(directory)]
 
@@ -84,11 +89,12 @@ def _check_run(place: "RunPlace") -> dict[str, object]:
     import warnings
 
     from lohan.errors import LohanError
-    from lohan.train.sealed_runs import opened_run
+    from lohan.train.sealed_runs import check_sealed_folder, opened_run
     from lohan.units import format_bytes
 
     facts: dict[str, object] = {"what": "states of a run", "run": place.run_id}
     problems: list[str] = []
+    remarks: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -101,24 +107,30 @@ def _check_run(place: "RunPlace") -> dict[str, object]:
                 facts["seal"] = store.sealed.seal_number
                 facts["tensors"] = sum(len(block.places) for block in store.layout.blocks)
                 facts["verified"] = format_bytes(state_bytes)
+                said = check_sealed_folder(store.sealed)
+                remarks = [] if said is None else [said]
         except LohanError as error:
             problems.append(f"{error.what}: {error.why}. To fix it: {error.remedy}")
     facts["directories"] = ", ".join(str(path) for path in place.ssd)
-    return {**facts, "problems": problems, "remarks": [str(one.message) for one in caught]}
+    remarks += [str(one.message) for one in caught]
+    return {**facts, "problems": problems, "remarks": remarks}
 
 
 def _check_model(
     directory: pathlib.Path, *, quick: bool, trust_remote_code: bool
 ) -> dict[str, object]:
     from lohan.train.check_export import check_model_directory
+    from lohan.train.resume_point import checkpoints, has_archive
     from lohan.units import format_bytes
 
     report = check_model_directory(
         directory, should_read_values=not quick, trust_remote_code=trust_remote_code
     )
-    states = [] if quick else _check_archives(directory)
+    found = [] if quick else _check_files(directory)
+    num_copies = sum(map(has_archive, [directory, *checkpoints(directory)]))
     return {
-        "what": "model" + (f" with {len(states)} copies of states" if states else ""),
+        "what": "model"
+        + (f" with {num_copies} copies of states" if num_copies and not quick else ""),
         "directory": str(report.path),
         "architecture": report.architecture or "not known",
         "files": report.num_files,
@@ -126,26 +138,32 @@ def _check_model(
         "parameters": report.num_parameters,
         "size": format_bytes(report.total_bytes),
         "number types": ", ".join(f"{count} {name}" for name, count in report.dtypes.items()),
-        "problems": [*report.problems, *(problem for problem in states if problem)],
+        "problems": [*report.problems, *found],
         "remarks": list(report.remarks),
     }
 
 
-def _check_archives(directory: pathlib.Path) -> list[str]:
-    """One entry per copy of states in an archive, or in the archives of a run: what is wrong, or
-    nothing."""
+def _check_files(directory: pathlib.Path) -> list[str]:
+    """What is wrong with files whose hashes are known: an archive, or a run's model and folders."""
     from lohan.errors import LohanError
-    from lohan.train.archive import check_states
-    from lohan.train.resume_point import STATES_FOLDER, checkpoints, has_archive
+    from lohan.train.file_list import MODEL_LIST_NAME, check_files, read_list
+    from lohan.train.resume_point import RESUME_NAME, check_checkpoint, checkpoints
+    from lohan.train.working_folder import working_folder
 
+    listed = working_folder(directory) / MODEL_LIST_NAME
+    checks: list[Callable[[], None]] = [
+        partial(check_checkpoint, path) for path in checkpoints(directory)
+    ]
+    if (directory / RESUME_NAME).is_file():
+        checks.append(partial(check_checkpoint, directory))
+    if listed.is_file():
+        checks.append(lambda: check_files(directory, read_list(listed)))
     found = []
-    for path in [directory, *checkpoints(directory)]:
-        if has_archive(path):
-            try:
-                check_states(path / STATES_FOLDER)
-                found.append("")
-            except LohanError as error:
-                found.append(f"{error.what}: {error.why}. To fix it: {error.remedy}")
+    for check_one in checks:
+        try:
+            check_one()
+        except LohanError as error:
+            found.append(f"{error.what}: {error.why}. To fix it: {error.remedy}")
     return found
 
 

@@ -15,7 +15,9 @@ def report(
     run: Annotated[pathlib.Path, typer.Argument(help="The folder of a run (its --out).")],
     out: Annotated[
         pathlib.Path | None,
-        typer.Option("--out", help="Write the page there. [default: report.html in the folder]"),
+        typer.Option(
+            "--out", help="Write the page there. [default: _lohan/report.html in the folder]"
+        ),
     ] = None,
     force: ForceOption = False,
     should_open: Annotated[

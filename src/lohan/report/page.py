@@ -23,6 +23,7 @@ from lohan.report.sections.settings import plan_section, settings_section
 from lohan.report.sections.training import speed_section, training_section
 from lohan.report.sections.words import words_section
 from lohan.report.svg import text_of
+from lohan.train.working_folder import working_folder
 from lohan.whole_file import write_text
 
 REPORT_NAME = "report.html"
@@ -40,7 +41,7 @@ _LINKS = {
 
 
 def write_report(run: str | os.PathLike[str], *, out: pathlib.Path | None = None) -> pathlib.Path:
-    """Write the report of a run folder, by default into it; returns where it is.
+    """Write the report of a run folder, by default beside its log; returns where it is.
 
     May be called while the run goes on: it shows what is there so far. The file is replaced whole.
 
@@ -49,8 +50,8 @@ def write_report(run: str | os.PathLike[str], *, out: pathlib.Path | None = None
     """
     folder = pathlib.Path(run)
     page = report_html(read_run(folder))
-    path = folder / REPORT_NAME if out is None else out
-    write_text(path, page)
+    path = working_folder(folder) / REPORT_NAME if out is None else out
+    write_text(path, page, is_private=out is None)
     return path
 
 

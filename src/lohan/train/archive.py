@@ -1,13 +1,12 @@
 """A complete copy of the states in a checkpoint folder: fp32 masters, both moments, buffers.
 
 Owns the files in `states/`: safetensors shards, the model's buffers as in a seal, and an index with
-a checksum of each, written last.
+a hash of each, written last; the index itself is named by the list of the folder (`file_list`).
 They are written and read one tensor at a time. Called by `saving`; the model beside them is
 written by `export_hf`.
 """
 
 import contextlib
-import hashlib
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -15,9 +14,10 @@ from typing import Any
 
 import torch
 
-from lohan.errors import CheckpointError, Corrupt
+from lohan.errors import CheckpointError
 from lohan.train.durable_files import write_json
 from lohan.train.export_layout import cut_shards
+from lohan.train.file_list import check_files, hash_files
 from lohan.train.safetensors_format import StoredTensor, read_header
 from lohan.train.safetensors_stream import ShardWriter, read_tensor
 from lohan.units import GB
@@ -26,7 +26,6 @@ INDEX_NAME = "index.json"
 BUFFERS_NAME = "buffers.json"
 VERSION = 1
 _SHARD_BYTES = 5 * GB
-_HASH_BYTES = 1 << 20
 _MASTERS, _MEANS, _SQUARES = "P32", "M32", "V32"
 
 
@@ -68,7 +67,7 @@ def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathli
             writer.finish()
     write_json(folder / BUFFERS_NAME, engine.buffers)
     paths = [*(writer.path for writer in writers), folder / BUFFERS_NAME]
-    found = {path.name: _hash(path) for path in paths}
+    found = hash_files(folder, [path.name for path in paths])
     index = {"version": VERSION, "files": found, "counters": dict(engine.counters)}
     write_json(folder / INDEX_NAME, index)
 
@@ -88,21 +87,7 @@ def check_states(folder: pathlib.Path) -> None:
         CheckpointError: the index is missing or damaged, or a file is missing.
         Corrupt: a file does not have the bytes that were written; it is named.
     """
-    for name, checksum in _index(folder)["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(
-                f"{path} is missing",
-                why="the index of the copy names it",
-                remedy="copy the whole folder again, or resume from another checkpoint",
-            )
-        if _hash(path) != checksum:
-            raise Corrupt(
-                "a file of an archive is damaged",
-                why="its bytes are not those that were written",
-                remedy="copy the folder again, or resume from another checkpoint",
-                path=str(path),
-            )
+    check_files(folder, _index(folder)["files"])
 
 
 def read_copy(folder: pathlib.Path) -> dict[str, Any]:
@@ -185,11 +170,3 @@ def _index(folder: pathlib.Path) -> dict[str, Any]:
         )
     assert isinstance(found, dict)
     return found
-
-
-def _hash(path: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(_HASH_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()

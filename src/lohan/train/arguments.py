@@ -11,6 +11,7 @@ from lohan.train.argument_limits import refuse_impossible
 from lohan.train.config import TrainConfig
 
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+_HUB_STRATEGIES = ("end", "every_save")
 _ENGINE_MOVES = "the engine moves weights itself: something else must not"
 _IN_COMPUTE_FORMAT = "weights are in their compute format already"
 REFUSED_ARGUMENTS = {
@@ -82,6 +83,13 @@ def refuse_unsupported(args: Any) -> None:
     for name, why in REFUSED_ARGUMENTS.items():
         if getattr(args, name, None):
             raise _refusal(name, why)
+    strategy = str(getattr(args.hub_strategy, "value", args.hub_strategy))
+    if args.push_to_hub and strategy not in _HUB_STRATEGIES:
+        raise ConfigError(
+            f"hub_strategy={strategy} is not supported",
+            why="a checkpoint holds the states and settings of the run; only the model is sent",
+            remedy="set hub_strategy=end, or send an archive yourself",
+        )
 
 
 def refuse_broken_window(trainer: Any, num_batches: int) -> None:
@@ -118,4 +126,6 @@ def without_effect(args: Any) -> list[str]:
         notes.append("activation_offloading: the planner decides which activations are swapped")
     if args.torch_empty_cache_steps is not None:
         notes.append("torch_empty_cache_steps: the engine owns the memory of the GPU")
+    if args.push_to_hub and str(getattr(args.hub_strategy, "value", "")) == "every_save":
+        notes.append("hub_strategy=every_save: a seal writes no model; it is sent at the end")
     return notes

@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lohan.errors import LohanError
@@ -43,6 +43,8 @@ class ModelDirectoryReport:
     """Why it is not a whole model; empty if it is one."""
     remarks: tuple[str, ...]
     """What is worth knowing and no problem."""
+    files: tuple[str, ...] = field(default=(), compare=False)
+    """Of an export: names of all files it wrote."""
 
 
 def check_model_directory(

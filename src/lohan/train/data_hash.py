@@ -1,24 +1,31 @@
 """A hash of training rows as the model will see them, to tell on resume that they are the same.
 
-Owns the hash only. It covers tokens and labels in order, so another file, tokenizer, chat template
-or length gives another hash.
+Owns the hash only. It covers what a trainer gives to the model, in order, so another file,
+tokenizer, chat template or length gives another hash.
 """
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths", "messages", "prompt", "completion", "text")
 _BATCH_ROWS = 1000
 
 
-def hash_rows(dataset: Any) -> str | None:
-    """SHA-256 of the rows, or None for a stream, whose rows cannot be read twice."""
+def hash_rows(dataset: Any, columns: Collection[str] | None) -> str | None:
+    """SHA-256 of the rows, or None for a stream, whose rows cannot be read twice.
+
+    Args:
+        columns: those that count besides the usual ones; None: all of them.
+    """
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset):
         return None
-    names = [name for name in _COLUMNS if name in dataset.column_names] or dataset.column_names
+    known = dataset.column_names
+    more = set(known if columns is None else columns).difference(_COLUMNS)
+    names = [name for name in (*_COLUMNS, *sorted(more)) if name in known] or known
     digest = hashlib.sha256(json.dumps([len(dataset), names]).encode())
     for batch in dataset.select_columns(names).with_format("arrow").iter(batch_size=_BATCH_ROWS):
         for name in names:

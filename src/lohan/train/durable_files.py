@@ -1,6 +1,7 @@
 """Small files that are there whole or not at all, also after a power cut.
 
-Owns the order of write, fsync and rename. Used for everything a resume relies on.
+Owns the order of write, fsync and rename. Used for everything a resume relies on; such files are
+private to the user.
 """
 
 import ctypes
@@ -18,12 +19,16 @@ _HERE, _EXCHANGE = -100, 2
 def write_text(path: pathlib.Path, text: str) -> None:
     """Replace a file in one instant. May block: yes, on the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
+    with open(temporary, "w", encoding="utf-8", opener=_private) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def write_json(path: pathlib.Path, found: Any) -> None:

@@ -30,6 +30,7 @@ from lohan.train.check_export import ModelDirectoryReport, check_model_directory
 from lohan.train.checkpoint_files import INDEX_NAME, shown
 from lohan.train.checkpoint_names import NameGroup
 from lohan.train.export_layout import ExportLayout, cut_shards, export_layout
+from lohan.train.file_list import files_below
 from lohan.train.safetensors_format import StoredTensor
 from lohan.train.safetensors_stream import ShardWriter
 from lohan.train.source import ModelSource, WeightsWarning, source_of_config
@@ -113,11 +114,12 @@ def export_model(
                 remedy="report this, with the name of the model; the trained states are untouched",
             )
         _sync_all(partial)
+        written = tuple(files_below(partial))
         if is_merge:
             _merge(partial, out)
         else:
             _rename(partial, out)
-    return dataclasses.replace(report, path=out)
+    return dataclasses.replace(report, path=out, files=written)
 
 
 def _as_source(given: Any) -> ModelSource:

@@ -26,7 +26,7 @@ def intact_archive(
     damaged: list[tuple[pathlib.Path, LohanError]] = []
     for path in reversed([path for path in checkpoints(out) if has_archive(path)]):
         try:
-            read_resume(path)
+            read_resume(path)  # with the index of the copy
             check_states(path / STATES_FOLDER)
         except LohanError as error:
             damaged.append((path, error))

@@ -31,7 +31,7 @@ class OffloadConfig:
     archive_steps: int | None = None
     """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
     is_tracing: bool = False
-    """Whether the lanes are recorded, for OUT/trace.json and the report."""
+    """Whether the lanes are recorded, for OUT/_lohan/trace.json and the report."""
 
 
 HELP: dict[str, str] = {
@@ -44,7 +44,8 @@ HELP: dict[str, str] = {
     "than predicted seals and stops before it passes it. Left out: no limit.",
     "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
     "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
-    "trace": "Record the lanes of the last steps in OUT/trace.json, for Perfetto and the report.",
+    "trace": "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the "
+    "report.",
 }
 NAMES = tuple(HELP)
 _SIZES = ("ram", "gpu", "write_budget")

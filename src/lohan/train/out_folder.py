@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from lohan.errors import ConfigError
 from lohan.ssd.storage_errors import storage_error
-from lohan.train.resume_point import RUN_NAME, read_run
+from lohan.train.resume_point import read_run
 from lohan.train.space import RESERVED_NAME
+from lohan.train.working_folder import RUN_NAME, next_working_folder, working_folder
 
 TABLES_FOLDER = "tables"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -41,7 +42,7 @@ def held_folder(out: pathlib.Path, *, is_resuming: bool) -> Iterator[HeldFolder]
         StorageError: it cannot be written.
     """
     _refuse_taken(out, is_resuming=is_resuming)
-    made = _missing(out)
+    made = _missing(next_working_folder(out))
     try:
         _make_writable(out)
         with locked_folder(out):
@@ -50,7 +51,7 @@ def held_folder(out: pathlib.Path, *, is_resuming: bool) -> Iterator[HeldFolder]
                 yield held
             except BaseException:
                 # A record of a run in a folder that had none: its states are on the SSDs.
-                is_started = not is_resuming and (out / RUN_NAME).exists()
+                is_started = not is_resuming and (working_folder(out) / RUN_NAME).exists()
                 if not held.is_accepted and not is_started:
                     _take_back(out, before)
                 raise
@@ -79,9 +80,9 @@ def _refuse_taken(out: pathlib.Path, *, is_resuming: bool) -> None:
         )
 
 
-def _missing(out: pathlib.Path) -> list[pathlib.Path]:
+def _missing(folder: pathlib.Path) -> list[pathlib.Path]:
     """The folders that have to be made, innermost first."""
-    return [folder for folder in (out, *out.parents) if not os.path.lexists(folder)]
+    return [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
 
 
 def _make_writable(out: pathlib.Path) -> None:
@@ -128,7 +129,7 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
 
 
 def _tables_of(out: pathlib.Path) -> set[pathlib.Path]:
-    folder = out / TABLES_FOLDER
+    folder = working_folder(out) / TABLES_FOLDER
     return {folder, *folder.rglob("*")} if folder.is_dir() else set()
 
 

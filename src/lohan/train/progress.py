@@ -1,4 +1,4 @@
-"""Seeing a run: one line per logged step, a bar with the time left, and OUT/log.jsonl.
+"""Seeing a run: one line per logged step, a bar with the time left, and log.jsonl.
 
 Owns what is shown and in what words, and the log file, which is always written and filters
 nothing. The numbers of a step come from the engine (`step_numbers`). transformers calls the two
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from transformers import TrainerCallback
 
 from lohan.train.plan_words import plan_in_words
+from lohan.train.working_folder import make_working_folder, private_files
 from lohan.train.writes import planned_seals, write_limit_of
 from lohan.units import format_seconds
 
@@ -45,7 +46,7 @@ def step_numbers(trainer: Any) -> dict[str, float]:
 
 
 class LogFile(TrainerCallback):
-    """Appends every log to OUT/log.jsonl, with NaN and infinity as Python's JSON writes them."""
+    """Appends every log to log.jsonl, with NaN and infinity as Python's JSON writes them."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -55,9 +56,8 @@ class LogFile(TrainerCallback):
         line = {"step": state.global_step, "time": time.time(), **(logs or {})}
         if self._trainer.last_step is not None and "loss" in line:
             line["bottleneck"] = self._trainer.last_step.bottleneck
-        path = pathlib.Path(args.output_dir) / LOG_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
+        path = make_working_folder(pathlib.Path(args.output_dir)) / LOG_NAME
+        with private_files(), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, default=float) + "\n")
 
 

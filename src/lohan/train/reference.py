@@ -21,7 +21,7 @@ This page is made from the code by `scripts/write_configuration_reference`; do n
 A run is described by a YAML file, by `--key value` on the command line, or by both; the command
 line wins. `lohan train run.yaml --learning_rate 1e-5 --offload.ram 48GiB --print-config` prints
 every setting with where it came from and trains nothing; the same text is saved as
-`OUT/lohan.yaml` and can be used as a file again.
+`OUT/_lohan/lohan.yaml` and can be used as a file again.
 
 A key that is not listed here is refused with the nearest name. Spellings of DeepSpeed, Axolotl
 and LLaMA-Factory are known and answered with the name to write here.

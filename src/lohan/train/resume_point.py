@@ -1,8 +1,11 @@
-"""OUT/checkpoint-N and OUT/run.json: what a run needs to continue, apart from the states.
+"""OUT/checkpoint-N and run.json: what a run needs to continue, apart from the states.
 
 Owns the names, the content and the checks of these files: trainer state, random generators,
-scheduler, arguments and a hash of the data. The states themselves are sealed by the engine, or
-copied by `archive`. Called by the trainer.
+scheduler, arguments, and what the rows and the model were. The states themselves are sealed by the
+engine, or copied by `archive`. Called by the trainer.
+
+Note "hashes from the seal down". A seal names the hash of the list of its folder's files, the list
+names a hash of each, and `read_resume` reads nothing that does not match.
 """
 
 import json
@@ -12,13 +15,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lohan.errors import CheckpointError, ConfigError
+from lohan.errors import CheckpointError, ConfigError, Corrupt
+from lohan.train.archive import INDEX_NAME, check_states
 from lohan.train.durable_files import publish_directory, restore_directory, write_json
+from lohan.train.file_list import (
+    LIST_NAME,
+    check_files,
+    files_below,
+    hash_file,
+    hash_files,
+    read_list,
+    write_list,
+)
+from lohan.train.model_identity import as_json, differences, refuse_other_model
+from lohan.train.working_folder import RUN_NAME, make_working_folder, working_folder
 
 RESUME_NAME = "resume.json"
-RUN_NAME = "run.json"
+TRAINER_NAME = "trainer_state.json"
 STATES_FOLDER = "states"
-VERSION = 1
+VERSION = 2
+UNLISTED_VERSION = 1
+"""Of folders of older releases, which have no list of their files."""
+LIST_HASH = "files_sha256"
+"""In a seal: the hash of the list in its folder."""
+_RUN_VERSION = 1
+_INDEX = f"{STATES_FOLDER}/{INDEX_NAME}"
 # Arguments that change no bit of the weights, so they may differ when a run is continued.
 _MAY_DIFFER = frozenset(
     (
@@ -74,15 +95,15 @@ _MAY_DIFFER = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """OUT/run.json: which states on which SSDs belong to this folder."""
+    """run.json: which states on which SSDs belong to this folder."""
 
     run_id: str
     ssd: tuple[str, ...]
 
     def write(self, out: pathlib.Path) -> None:
         """Write it. May block: yes."""
-        fields = {"version": VERSION, "run_id": self.run_id, "ssd": list(self.ssd)}
-        write_json(out / RUN_NAME, fields)
+        fields = {"version": _RUN_VERSION, "run_id": self.run_id, "ssd": list(self.ssd)}
+        write_json(make_working_folder(out) / RUN_NAME, fields)
 
 
 def read_run(out: pathlib.Path) -> RunRecord | None:
@@ -91,7 +112,7 @@ def read_run(out: pathlib.Path) -> RunRecord | None:
     Raises:
         CheckpointError: the file is damaged.
     """
-    path = out / RUN_NAME
+    path = working_folder(out) / RUN_NAME
     if not path.exists():
         return None
     try:
@@ -110,15 +131,45 @@ def checkpoint_name(step: int) -> str:
     return f"checkpoint-{step}"
 
 
-def read_resume(checkpoint: pathlib.Path) -> dict[str, Any]:
-    """Read the resume file of a checkpoint folder.
+def write_files_list(folder: pathlib.Path) -> str:
+    """List all files of a finished checkpoint folder; returns the hash of the list for the seal.
+
+    The files of a copy of states are listed by its own index. May block: yes, all are read.
+    """
+    names = [
+        name
+        for name in files_below(folder)
+        if name == _INDEX or not name.startswith(f"{STATES_FOLDER}/")
+    ]
+    return write_list(folder / LIST_NAME, hash_files(folder, names))
+
+
+def read_resume(checkpoint: pathlib.Path, seal: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read the resume file of a checkpoint folder, after comparing what a resume reads there.
+
+    Args:
+        seal: what the seal that names the folder says about it.
 
     Raises:
         CheckpointError: it is missing, damaged or of another version.
+        Corrupt: a file is not the one that was written.
     """
-    path = checkpoint / RESUME_NAME
+    restore_directory(checkpoint)
+    path, listed = checkpoint / RESUME_NAME, checkpoint / LIST_NAME
+    sealed_hash = (seal or {}).get(LIST_HASH)
+    is_listed = sealed_hash is not None or listed.exists()
+    if is_listed:
+        files = read_list(listed)
+        if sealed_hash is not None and hash_file(listed) != sealed_hash:
+            raise Corrupt(
+                f"{listed.name} is not the list that was sealed",
+                why="it was damaged or changed, or is of another run",
+                remedy="restore the folder, or resume from another checkpoint",
+                path=str(listed),
+            )
+        index = (_INDEX,) if has_archive(checkpoint) else ()
+        check_files(checkpoint, files, (RESUME_NAME, TRAINER_NAME, *index))
     try:
-        restore_directory(checkpoint)
         found = json.loads(path.read_text(encoding="utf-8"))
         version = found["version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -127,14 +178,32 @@ def read_resume(checkpoint: pathlib.Path) -> dict[str, Any]:
             why="it holds the random generators, the schedule and the arguments of the run",
             remedy="restore the folder, or resume from another checkpoint",
         ) from error
-    if version != VERSION:
+    if version not in (VERSION, UNLISTED_VERSION):
         raise CheckpointError(
             f"{path} is of version {version}",
             why=f"this release reads version {VERSION}",
             remedy="resume with the release that wrote it",
         )
+    if version == VERSION and not is_listed:
+        raise CheckpointError(
+            f"{listed} is missing",
+            why="without the hashes in it damaged files would not be told from whole ones",
+            remedy="copy the whole folder again, or resume from another checkpoint",
+        )
     assert isinstance(found, dict)
     return found
+
+
+def check_checkpoint(checkpoint: pathlib.Path) -> None:
+    """Read every file of a checkpoint folder, with the copy of states in it. May block: yes.
+
+    Raises:
+        CheckpointError, Corrupt, StorageError: as `read_resume` and `check_states`.
+    """
+    if read_resume(checkpoint)["version"] != UNLISTED_VERSION:
+        check_files(checkpoint, read_list(checkpoint / LIST_NAME))
+    if has_archive(checkpoint):
+        check_states(checkpoint / STATES_FOLDER)
 
 
 def has_archive(checkpoint: pathlib.Path) -> bool:
@@ -196,19 +265,15 @@ def refuse_changes(
     sealed: Mapping[str, Any],
     *,
     arguments: Mapping[str, Any],
+    model: Mapping[str, Any],
     data_hash: str | None,
 ) -> None:
-    """Refuse to continue with other arguments or other data, and show the difference.
+    """Refuse to continue with other arguments, another model or other data; show the difference.
 
     Raises:
         ConfigError: something that decides the weights is not what it was.
     """
-    before = sealed["arguments"]
-    changed = [
-        f"{name}: {before.get(name)!r} -> {arguments.get(name)!r}"
-        for name in sorted(before.keys() | arguments.keys())
-        if name not in _MAY_DIFFER and before.get(name) != arguments.get(name)
-    ]
+    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER)
     if changed:
         raise ConfigError(
             f"{len(changed)} setting(s) are not those of {checkpoint}: " + "; ".join(changed),
@@ -216,6 +281,7 @@ def refuse_changes(
             remedy="put them back, or start a new run in another folder (from what this one has "
             "learned: `lohan export` writes its model, for --model)",
         )
+    refuse_other_model(sealed.get("model"), model, what=str(checkpoint))
     if sealed["data_hash"] is not None and sealed["data_hash"] != data_hash:
         raise ConfigError(
             f"the training rows are not those of {checkpoint}: {sealed['data_hash'][:12]} then, "
@@ -228,6 +294,5 @@ def refuse_changes(
 
 def comparable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as JSON gives them back; what JSON cannot hold becomes its text."""
-    found = json.loads(json.dumps(dict(arguments), default=str))
-    assert isinstance(found, dict)
+    found = as_json(arguments)
     return {name: value for name, value in found.items() if name not in _MAY_DIFFER}

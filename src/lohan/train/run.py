@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lohan.errors import ConfigError, LohanError
+from lohan.errors import ConfigError, LohanError, LohanWarning
 from lohan.ssd import check_directories
 from lohan.ssd.storage_errors import storage_error
 from lohan.train.arguments import make_arguments, refuse_unsupported
@@ -28,6 +28,7 @@ from lohan.train.preview import explained_rows
 from lohan.train.run_files import AcceptedRun, write_summary, write_trace
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.tokenizing import load_tokenizer
+from lohan.train.working_folder import PRIVATE_MODE, make_working_folder, private_files
 from lohan.units import format_bytes_decimal
 
 
@@ -75,11 +76,14 @@ def _run(
     for report in check_directories(config.offload.ssd):
         for warning in report.warnings:
             console.print(f"note: {warning}", soft_wrap=True)
-    with _shown_warnings(console):
+    with _shown_warnings(console), contextlib.ExitStack() as private:
         source = _open(config, args)
         _refuse_full(out, source, config, args)
         tokenizer = load_tokenizer(source, args)
-        tables = out / TABLES_FOLDER
+        tables = make_working_folder(out) / TABLES_FOLDER
+        tables.mkdir(exist_ok=True)
+        tables.chmod(PRIVATE_MODE)  # those of older releases were open to others
+        private.enter_context(private_files())  # the rows are copied there, also by TRL
         text_column = config.arguments.get("dataset_text_field")
         rows = load_rows(config.data, cache=tables / "train", text_column=text_column)
         refuse_missing_template(rows, tokenizer, config.model)
@@ -233,14 +237,15 @@ def _push(trainer: Any, out: pathlib.Path) -> None:
     """Write the model and send it to the hub; it stays in OUT if the hub cannot be reached."""
     trainer.save_model(str(out), _internal_call=True)
     try:
-        trainer.push_to_hub()
+        trainer.send_model()
     except LohanError:
         raise
     except Exception as error:  # the hub's client has many
         raise ConfigError(
             f"the model is in {out}, but the hub did not take it",
             why=_one_line(error),
-            remedy=f"send it later: hf upload REPOSITORY {out}",
+            remedy="send it later with the same command and --resume: nothing is trained again, "
+            "and of the folder only the model is sent",
         ) from error
 
 
@@ -284,7 +289,6 @@ def _show_progress(trainer: Any, console: Console) -> Any:
 def _shown_warnings(console: Console) -> Iterator[None]:
     """Our own warnings as notes, once each; those of libraries about themselves are not ours."""
     from lohan.train.source import WeightsWarning
-    from lohan.train.trainer import LohanWarning
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

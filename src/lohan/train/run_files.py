@@ -1,11 +1,10 @@
-"""Files about a run in OUT, for people, for `lohan report` and for bug reports.
+"""Files about a run, for people, for `lohan report` and for bug reports.
 
 Owns lohan.yaml, plan.json, plan.txt, machine.json, trace.json and summary.json; the log is written
 by `progress`. Nothing is read back. Called by the trainer's callbacks and by `run`.
 """
 
 import importlib.metadata
-import json
 import pathlib
 import platform
 import time
@@ -16,9 +15,10 @@ from transformers import TrainerCallback
 
 from lohan.trace import chrome_json
 from lohan.train.config import TrainConfig
-from lohan.train.durable_files import write_text
+from lohan.train.durable_files import write_json, write_text
 from lohan.train.out_folder import HeldFolder
 from lohan.train.plan_words import plan_in_words
+from lohan.train.working_folder import make_working_folder
 from lohan.train.writes import planned_seals, write_limit_of
 
 CONFIG_NAME = "lohan.yaml"
@@ -34,7 +34,8 @@ class AcceptedRun(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the folder from now on."""
         self._held.is_accepted = True
-        write_text(pathlib.Path(args.output_dir) / CONFIG_NAME, self._config.to_text())
+        folder = make_working_folder(pathlib.Path(args.output_dir))
+        write_text(folder / CONFIG_NAME, self._config.to_text())
 
 
 class PlanFile(TrainerCallback):
@@ -47,10 +48,10 @@ class PlanFile(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the plan in use, again when batches outgrew it."""
         plan = self._trainer.engine.plan
-        out = pathlib.Path(args.output_dir)
+        folder = make_working_folder(pathlib.Path(args.output_dir))
         if plan is not None and self._trainer.engine.machine is not self._machine:
             self._machine = self._trainer.engine.machine
-            (out / "machine.json").write_text(self._machine.to_json(), encoding="utf-8")
+            write_text(folder / "machine.json", self._machine.to_json())
         if plan is None or plan is self._written:
             return
         lines = plan_in_words(
@@ -60,9 +61,15 @@ class PlanFile(TrainerCallback):
             num_seals=planned_seals(self._trainer, state.max_steps),
             write_limit=write_limit_of(self._trainer),
         )
-        (out / "plan.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        (out / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+        write_text(folder / "plan.txt", "".join(f"{line}\n" for line in lines))
+        write_text(folder / "plan.json", plan.to_json())
         self._written = plan
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of what computes a run."""
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **found}
 
 
 def write_summary(
@@ -86,18 +93,16 @@ def write_summary(
         "written_bytes": trainer.written_bytes,
         "peak_bytes": {tier: nbytes for tier, nbytes in peaks.items() if nbytes is not None},
         "data_hash": trainer.data_hash,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in _PACKAGES},
-        },
+        "versions": package_versions(),
     }
-    (out / "summary.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_json(make_working_folder(out) / "summary.json", found)
 
 
 def write_trace(trainer: Any, out: pathlib.Path) -> None:
     """Write the lanes as they were recorded, if they were."""
     if trainer.offload.is_tracing:
-        (out / "trace.json").write_text(chrome_json(trainer.engine.trace()), encoding="utf-8")
+        folder = make_working_folder(out)
+        write_text(folder / "trace.json", chrome_json(trainer.engine.trace()))
         predicted = trainer.engine.predicted_trace()
         if predicted is not None:
-            (out / "predicted_trace.json").write_text(chrome_json(predicted), encoding="utf-8")
+            write_text(folder / "predicted_trace.json", chrome_json(predicted))

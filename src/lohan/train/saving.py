@@ -1,7 +1,8 @@
 """Checkpoints of a trainer on the engine: seals, resume points, archives, the final model.
 
-Owns when and in what order files and seals are written, and how a run is found again. The content
-of the files is in `resume_point` and `archive`. Mixed into the trainers by `trainer.OffloadMixin`.
+Owns when and in what order files and seals are written. The content of the files is in
+`resume_point` and `archive`, how a run is found again in `resuming`. Mixed into the trainers by
+`trainer.OffloadMixin`.
 
 Note "files before the seal". A checkpoint folder is complete on disk before the engine seals the
 states of the same step, and the folder of the seal before is removed after that. So at every
@@ -14,35 +15,35 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import transformers
 from transformers.trainer_callback import ExportableState
 
-import lohan
-from lohan.errors import CheckpointError, ConfigError, LohanError
+from lohan.errors import CheckpointError, ConfigError
 from lohan.runtime.model_buffers import changed_buffers
 from lohan.train import archive, resume_point
 from lohan.train.attaching import attach_engine
+from lohan.train.check_export import ModelDirectoryReport
 from lohan.train.data_hash import hash_rows
 from lohan.train.durable_files import write_json
-from lohan.train.engine_optimizer import groups_of, set_groups
+from lohan.train.engine_optimizer import groups_of
 from lohan.train.export_hf import export_model
+from lohan.train.file_list import MODEL_LIST_NAME, hash_files, write_list
 from lohan.train.flow import SealingFlow
-from lohan.train.offered_archive import is_lost, with_offer
+from lohan.train.model_identity import MODEL_IDENTITY, source_identity, tokenizer_identity
 from lohan.train.offload import OffloadConfig
 from lohan.train.progress import LogFile, step_numbers
-from lohan.train.randomness_state import random_state, set_random_state
+from lohan.train.pushing import PushingMixin
+from lohan.train.randomness_state import random_state
 from lohan.train.resume_point import RunRecord
-from lohan.train.run_files import PlanFile
+from lohan.train.resuming import ResumingMixin
+from lohan.train.run_files import PlanFile, package_versions
 from lohan.train.source import ModelSource
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.stopping import StopRequest, leave, stop_on_signals
+from lohan.train.working_folder import make_working_folder, private_files
 from lohan.train.writes import planned_steps, write_limit_of
 
-# For the type checker: a mixin has whatever the trainer it is put before has.
-_SomeTrainer: Any = object
 
-
-class SavingMixin(_SomeTrainer):  # type: ignore[misc]
+class SavingMixin(ResumingMixin, PushingMixin):
     """Saving and resuming for `OffloadMixin`."""
 
     offload: OffloadConfig
@@ -63,7 +64,6 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         """Gets one sentence per stage of starting up."""
         self.stopped_because: str | None = None
         """Why the run stopped before its last step, if not by a signal."""
-        self._sealed: dict[str, Any] | None = None
         self._archive_to_load: pathlib.Path | None = None
 
     @property
@@ -89,15 +89,22 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
     def _reservation(self) -> Reservation:
         return Reservation(self.out)
 
-    @property
-    def out(self) -> pathlib.Path:
-        """The output folder."""
-        return pathlib.Path(self.args.output_dir)
-
     @functools.cached_property
     def data_hash(self) -> str | None:
-        """Hash of the prepared training rows."""
-        return hash_rows(self.train_dataset)
+        """Hash of the prepared training rows, of the columns the model gets to see."""
+        if not self.args.remove_unused_columns:
+            return hash_rows(self.train_dataset, None)
+        self._set_signature_columns_if_needed()
+        seen = (*(self._signature_columns or ()), "labels", "label_ids", "label")
+        return hash_rows(self.train_dataset, seen)
+
+    @functools.cached_property
+    def model_identity(self) -> dict[str, Any]:
+        """What makes the model the one of this run, besides its weights."""
+        config = getattr(self.model, "config", None)
+        known = self.source.identity if self.source is not None else source_identity(config)
+        attention = getattr(config, "_attn_implementation", None)
+        return {**known, "attention": attention, **tokenizer_identity(self.processing_class)}
 
     def hold_space(self) -> None:
         """Hold room in the output folder for what is still to be written there.
@@ -139,7 +146,8 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _start_engine(self, run: RunRecord | None) -> None:
         self.create_optimizer()
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_working_folder(self.out)
+        self.model_identity  # noqa: B018 - now: transformers changes the configuration later
         if run is None:
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
@@ -166,7 +174,10 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         """Where a run lies: where the user says if it is there (drives move), else as recorded."""
         given = self.offload.ssd
         name = f"lohan-{run.run_id}"
-        return given if all((pathlib.Path(p) / name).is_dir() for p in given) else run.ssd
+        if all((pathlib.Path(p) / name).is_dir() for p in given):
+            return given
+        self.note(f"{name} is not in {', '.join(given)}: it is taken from {', '.join(run.ssd)}")
+        return run.ssd
 
     def _plain_optimizer(self) -> Any:
         """The optimizer itself, also after accelerate has put its own around it."""
@@ -196,112 +207,6 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         leave(self.stop_request)
         return done
 
-    def _find_checkpoint(self, asked: str | bool | None) -> pathlib.Path | None:
-        if asked is None or asked is False:
-            self._refuse_foreign_out()
-            return None
-        record = resume_point.read_run(self.out)
-        if isinstance(asked, str):
-            return self._checkpoint_at(pathlib.Path(asked), record)
-        if record is None:
-            raise CheckpointError(
-                f"there is no run in {self.out}",
-                why=f"a run leaves {resume_point.RUN_NAME} there before its first step",
-                remedy="give the output folder of the run to resume, or start without --resume",
-            )
-        return self._resume_seal(record)
-
-    def _refuse_foreign_out(self) -> None:
-        if self._engine is None and resume_point.read_run(self.out) is not None:
-            raise CheckpointError(
-                f"{self.out} is the folder of another run",
-                why="its checkpoints would be mixed with those of this run",
-                remedy="continue that run with --resume, or give another output folder",
-            )
-
-    def _checkpoint_at(self, path: pathlib.Path, record: RunRecord | None) -> pathlib.Path:
-        sealed = resume_point.read_resume(path)
-        if record is not None and sealed.get("run_id") == record.run_id:
-            try:
-                found = self._resume_seal(record)
-                if found is not None and found.resolve() == path.resolve():
-                    return found
-                self._engine.close()
-                self._engine = None
-            except LohanError as error:
-                # A run that another process holds must not be continued beside it.
-                if not resume_point.has_archive(path) or not is_lost(error):
-                    raise
-        if not resume_point.has_archive(path):
-            raise CheckpointError(
-                f"{path} is not the newest seal of its run and holds no copy of the states",
-                why="only the newest seal is kept on the SSDs",
-                remedy="resume with --resume alone, or from a checkpoint with a states folder",
-            )
-        self._check_unchanged(path)
-        self._archive_to_load = path
-        return path
-
-    def _resume_seal(self, record: RunRecord) -> pathlib.Path | None:
-        try:
-            self._start_engine(run=record)
-            checkpoint = self._folder_of_seal(record)
-            if checkpoint is not None:
-                resume_point.read_resume(checkpoint)
-        except LohanError as error:
-            if self._engine is not None:
-                self._engine.close()
-                self._engine = None
-            offered = with_offer(error, self.out, record.run_id)
-            if offered is error:
-                raise
-            raise offered from error
-        if checkpoint is not None:
-            self._check_unchanged(checkpoint)
-        return checkpoint
-
-    def _folder_of_seal(self, record: RunRecord) -> pathlib.Path | None:
-        """The folder the newest seal names; None if that is the seal of the first states."""
-        manifest = self._engine.sealed
-        if manifest is None:
-            raise CheckpointError(
-                f"run {record.run_id} was stopped before its first seal",
-                why="there is no step to continue from",
-                remedy=f"remove {self.out / resume_point.RUN_NAME} and start without --resume",
-            )
-        if "checkpoint" not in manifest.metadata:
-            # Stopped after its states were written and before its first step was sealed.
-            return None
-        return self.out / str(manifest.metadata["checkpoint"])
-
-    def _check_unchanged(self, checkpoint: pathlib.Path) -> None:
-        self._sealed = resume_point.read_resume(checkpoint)
-        resume_point.refuse_changes(
-            checkpoint,
-            self._sealed,
-            arguments=self._comparable_arguments(),
-            data_hash=self.data_hash,
-        )
-        self._written_before_bytes = int(self._sealed["written_bytes"])
-
-    def _comparable_arguments(self) -> dict[str, Any]:
-        return resume_point.comparable(self.args.to_dict())
-
-    # ---- what transformers calls to load ----
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Nothing: the engine opened the states."""
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            sealed = resume_point.read_resume(pathlib.Path(checkpoint))
-            set_groups(self._plain_optimizer(), sealed["optimizer_groups"])
-            self.lr_scheduler.load_state_dict(sealed["scheduler"])
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            set_random_state(resume_point.read_resume(pathlib.Path(checkpoint))["random"])
-
     # ---- saving ----
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -314,10 +219,26 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
                 remedy="do not stop training inside an accumulation window, and do not call "
                 "engine.step beside the trainer",
             )
+        self.engine.synchronize()  # so that what is still due is counted
+        with private_files():
+            temporary = self._write_checkpoint(step)
+            list_hash = resume_point.write_files_list(temporary)
+            path = resume_point.publish(temporary, self.out, step)
+        metadata: dict[str, Any] = {"step": step, "checkpoint": path.name}
+        metadata |= {resume_point.LIST_HASH: list_hash, MODEL_IDENTITY: self.model_identity}
+        metadata["out"] = str(self.out.absolute())
+        if self.source is not None:
+            file = self.source.directory / (self.source.gguf_file or "")
+            metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
+        self.engine.seal(metadata)
+        resume_point.remove_old(self.out, newest=path, save_total_limit=self.args.save_total_limit)
+        if self._is_archived(step):
+            self.hold_space()
+
+    def _write_checkpoint(self, step: int) -> pathlib.Path:
         temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        self.engine.synchronize()  # so that what is still due is counted
         self._write_small_files(temporary, step)
         if self._is_archived(step):
             self._reservation.release()
@@ -328,16 +249,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
                 if parameter.requires_grad
             }
             archive.write_states(self.engine, shapes, temporary / resume_point.STATES_FOLDER)
-        path = resume_point.publish(temporary, self.out, step)
-        metadata: dict[str, Any] = {"step": step, "checkpoint": path.name}
-        metadata["out"] = str(self.out.absolute())
-        if self.source is not None:
-            file = self.source.directory / (self.source.gguf_file or "")
-            metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
-        self.engine.seal(metadata)
-        resume_point.remove_old(self.out, newest=path, save_total_limit=self.args.save_total_limit)
-        if self._is_archived(step):
-            self.hold_space()
+        return temporary
 
     def _is_archived(self, step: int) -> bool:
         every = self.offload.archive_steps
@@ -345,7 +257,7 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _write_small_files(self, folder: pathlib.Path, step: int) -> None:
         self._note_callback_states()
-        self.state.save_to_json(str(folder / "trainer_state.json"))
+        self.state.save_to_json(str(folder / resume_point.TRAINER_NAME))
         found = {
             "version": resume_point.VERSION,
             "step": step,
@@ -354,9 +266,10 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
             "scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else {},
             "optimizer_groups": groups_of(self._plain_optimizer()),
             "arguments": self._comparable_arguments(),
+            "model": self.model_identity,
             "data_hash": self.data_hash,
             "written_bytes": self.written_bytes,
-            "versions": {"lohan": lohan.__version__, "transformers": transformers.__version__},
+            "versions": package_versions(),
         }
         try:
             write_json(folder / resume_point.RESUME_NAME, found)
@@ -382,12 +295,19 @@ class SavingMixin(_SomeTrainer):  # type: ignore[misc]
         """Write the model in Hugging Face's layout, one tensor in RAM at a time."""
         self._reservation.release()
         self.engine.synchronize()
-        self._export(pathlib.Path(output_dir or self.args.output_dir))
+        folder = pathlib.Path(output_dir or self.args.output_dir)
+        if folder.resolve() != self.out.resolve():
+            self._export(folder)
+        else:
+            listed = make_working_folder(self.out) / MODEL_LIST_NAME
+            listed.unlink(missing_ok=True)  # until the next one is written, nothing is known
+            files = self._export(folder).files
+            write_list(listed, hash_files(folder, files))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def _export(self, folder: pathlib.Path) -> None:
-        export_model(
+    def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
+        return export_model(
             self.source if self.source is not None else self.model.config,
             self.engine.weights(),
             folder,

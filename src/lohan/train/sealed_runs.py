@@ -24,10 +24,12 @@ from lohan.store.manifest import MANIFEST_NAME
 from lohan.train.check_export import ModelDirectoryReport
 from lohan.train.checkpoint_files import shown
 from lohan.train.export_hf import MAX_SHARD_BYTES, export_model, refuse_taken
+from lohan.train.model_identity import MODEL_IDENTITY, of_source, refuse_other_model
+from lohan.train.resume_point import read_resume
 from lohan.train.source import ModelSource, inspect_source
+from lohan.train.working_folder import RUN_NAME, working_folder
 
 _PREFIX = "lohan-"
-_RECORD_NAME = "run.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,9 @@ def find_run(run: str, ssd: Sequence[Path] = ()) -> RunPlace:
         CheckpointError: the record or the manifest that says it cannot be read.
     """
     path = Path(run).expanduser()
-    if (path / _RECORD_NAME).is_file():
-        record = _from_record(path / _RECORD_NAME)
+    named = working_folder(path) / RUN_NAME
+    if named.is_file():
+        record = _from_record(named)
         return RunPlace(run_id=record.run_id, ssd=tuple(ssd) or record.ssd)
     if ssd:
         name = path.name if path.is_dir() else run
@@ -188,6 +191,22 @@ def _source_of(
     return inspect_source(found, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
+def check_sealed_folder(sealed: Manifest) -> str | None:
+    """Check the folder in OUT that a resume of this seal reads; what to say where it is not there.
+
+    Raises:
+        CheckpointError, Corrupt, StorageError: a file in it is missing or not as it was sealed.
+    """
+    said = sealed.metadata.get("user", {})
+    if "checkpoint" not in said or "out" not in said:
+        return None
+    folder = Path(said["out"]) / said["checkpoint"]
+    if not folder.parent.is_dir():
+        return f"{folder}, which a resume needs besides the states, is not there to be checked"
+    read_resume(folder, said)
+    return None
+
+
 def _refuse_other_model(source: ModelSource, store: StateStore, place: RunPlace) -> None:
     entries = [one.entry for block in store.layout.blocks for one in block.places]
     found = {entry.name: entry.shape for entry in entries}
@@ -201,3 +220,8 @@ def _refuse_other_model(source: ModelSource, store: StateStore, place: RunPlace)
             why="the configuration in the export has to be that of the weights",
             remedy="name the model the run started from with --model",
         )
+    assert store.sealed is not None
+    known = store.sealed.metadata.get("user", {}).get(MODEL_IDENTITY)
+    refuse_other_model(
+        None if known is None else of_source(known), source.identity, what=f"run {place.run_id}"
+    )

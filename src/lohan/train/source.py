@@ -19,6 +19,7 @@ from lohan.errors import ConfigError
 from lohan.train import gguf_weights, meta_model
 from lohan.train.checkpoint_files import find_stored_tensors, shown
 from lohan.train.checkpoint_names import NameGroup, NameMatch, match_names, to_model
+from lohan.train.model_identity import source_identity
 from lohan.train.model_places import ModelPlace, find_place
 from lohan.train.safetensors_format import StoredTensor
 from lohan.train.safetensors_stream import is_equal, read_tensor
@@ -48,6 +49,7 @@ class ModelSource:
         self.gguf_file = place.gguf_file
         self.config = config
         """transformers' configuration as it was found."""
+        self.identity = source_identity(config, place.directory if place.has_files else None)
         self.dtype = dtype
         self.trust_remote_code = trust_remote_code
         self.kind = kind

@@ -20,7 +20,7 @@ import torch
 import transformers
 import trl
 
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, LohanWarning
 from lohan.runtime.away import note_used_gradients
 from lohan.train.answer_marks import every_template_marked
 from lohan.train.arguments import refuse_broken_window, refuse_unsupported, without_effect
@@ -54,6 +54,9 @@ _RELIED_ON = (
     "_get_grad_norm",
     "_save_checkpoint",
     "save_model",
+    "push_to_hub",
+    "_push_from_checkpoint",
+    "create_model_card",
     "_load_from_checkpoint",
     "_load_optimizer_and_scheduler",
     "_load_rng_state",
@@ -67,10 +70,6 @@ _REFUSED_PARAMETERS = {
     "quantization_config": "all parameters are trained, none is quantized",
     "peft_config": "all parameters are trained; adapters would leave the engine little to do",
 }
-
-
-class LohanWarning(UserWarning):
-    """A setting of the run does not do what it says."""
 
 
 class OffloadMixin(SavingMixin):

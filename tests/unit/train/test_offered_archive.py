@@ -11,7 +11,7 @@ from lohan.ssd.storage_errors import short_transfer, storage_error
 from lohan.train.archive import write_states
 from lohan.train.durable_files import write_json
 from lohan.train.offered_archive import intact_archive, with_offer
-from lohan.train.resume_point import RESUME_NAME, VERSION
+from lohan.train.resume_point import RESUME_NAME, TRAINER_NAME, VERSION, write_files_list
 from support.command_line import run_lohan
 from support.model_directories import save_model
 
@@ -34,6 +34,8 @@ def archive_in(folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_states(OneTensor(), {"w": (8,)}, folder / "states")
     write_json(folder / RESUME_NAME, {"version": VERSION})
+    write_json(folder / TRAINER_NAME, {})
+    write_files_list(folder)
     return folder
 
 

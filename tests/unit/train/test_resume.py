@@ -201,7 +201,7 @@ def test_a_folder_without_its_seal_is_not_the_resume_point(
 
 def test_only_the_folder_of_the_newest_seal_is_kept(undisturbed: SFTTrainer) -> None:
     assert [path.name for path in undisturbed.out.glob("checkpoint-*")] == ["checkpoint-8"]
-    record = json.loads((undisturbed.out / "run.json").read_text())
+    record = json.loads((undisturbed.out / "_lohan" / "run.json").read_text())
     assert record["run_id"] == undisturbed.engine.run_id
     assert record["ssd"] == list(undisturbed.offload.ssd)
 
@@ -315,7 +315,7 @@ def test_every_log_is_in_the_log_file_also_nan(tmp_path: pathlib.Path) -> None:
     trainer = make(tmp_path, max_steps=2)
     trainer.train()
     trainer.log({"loss": float("nan")})
-    lines = (trainer.out / "log.jsonl").read_text().splitlines()
+    lines = (trainer.out / "_lohan" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines[:2]] == [1, 2]
     assert '"loss": NaN' in lines[-1]
     assert json.loads(lines[0])["step_seconds"] > 0

@@ -133,7 +133,7 @@ def test_the_plain_trainer_with_a_custom_loss_gives_the_losses_of_transformers(
         plain.train()
         assert logged(ours, "loss") == logged(plain, "loss")
         assert len(logged(ours, "loss")) == 6
-        (tmp_path / "ours" / "run.json").unlink()
+        (tmp_path / "ours" / "_lohan" / "run.json").unlink()
 
 
 def test_the_logged_gradient_norm_and_the_clipping_are_the_engines(tmp_path: pathlib.Path) -> None:
@@ -288,6 +288,6 @@ def test_a_folder_another_process_trains_into_is_refused_before_states_are_writt
             trainer.train()
     finally:
         os.close(descriptor)
-    assert not (tmp_path / "out" / "run.json").exists()
+    assert not (tmp_path / "out" / "_lohan" / "run.json").exists()
     trainer.train()
     trainer.close()

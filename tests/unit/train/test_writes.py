@@ -92,7 +92,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_before_anything_is_written(
     with pytest.raises(DoesNotFit, match=r"2\.1 MB are allowed \(write_budget\)"):
         trainer.train()
     assert not list((tmp_path / "ssd").iterdir())
-    assert not (tmp_path / "out" / "run.json").exists()
+    assert not (tmp_path / "out" / "_lohan" / "run.json").exists()
 
 
 def test_a_run_within_its_budget_writes_what_was_predicted_and_says_so(

@@ -1,7 +1,8 @@
 """The folder of a run: which files a report is made from, and how much of them can be used.
 
 Owns the names of the files and the tolerance towards them. Each file is optional; one that is
-missing or damaged is said and does without. Knows nothing of how a report looks. The files:
+missing or damaged is said and does without. Knows nothing of how a report looks. The files, in
+OUT/_lohan (in OUT itself, where an older release made them):
 
     log.jsonl              one object per logging step (`log_lines`)
     resolved_config.json   the complete configuration (config.json, if that is not a model's)
@@ -26,6 +27,7 @@ from lohan.errors import ConfigError, LohanError
 from lohan.hardware.machine import Machine
 from lohan.report.run_files.log_lines import RunLog, read_log
 from lohan.trace import Trace, traces_of_chrome
+from lohan.train.working_folder import working_folder
 from lohan.units import format_bytes
 
 T = TypeVar("T")
@@ -83,7 +85,8 @@ def read_run(folder: pathlib.Path) -> RunFiles:
             why="it is a file" if folder.exists() else "there is no such folder",
             remedy="give the folder that --out named when the run was started",
         )
-    if not any((folder / name).exists() for name in _FILES_OF_A_RUN):
+    working = working_folder(folder)
+    if not any((working / name).exists() for name in _FILES_OF_A_RUN):
         raise ConfigError(
             f"{folder} is not a run folder",
             why=f"none of {', '.join(_FILES_OF_A_RUN)} is in it",
@@ -92,7 +95,8 @@ def read_run(folder: pathlib.Path) -> RunFiles:
     remarks: list[str] = []
 
     def read(name: str, use: Callable[[pathlib.Path], T]) -> T | None:
-        path = folder / name
+        # The exported model's configuration lies beside the working files.
+        path = (folder if name == CONFIG else working) / name
         try:
             if not path.is_file():
                 return None
