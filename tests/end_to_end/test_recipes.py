@@ -46,7 +46,7 @@ def test_a_recipe_trains_on_the_answers(
     (tmp_path / "ssd").mkdir()
     done = run_lohan("train", recipe, *words)
     assert done.exit_code == 0, done.stderr
-    lines = (tmp_path / "out" / "log.jsonl").read_text().splitlines()
+    lines = (tmp_path / "out" / "_lohan" / "log.jsonl").read_text().splitlines()
     losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
     assert len(losses) == 2
     assert all(map(math.isfinite, losses))
