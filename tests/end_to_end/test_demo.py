@@ -76,14 +76,14 @@ def test_a_demo_that_was_killed_goes_on_and_one_killed_earlier_starts_anew(
                 break
     assert killed.returncode == -signal.SIGKILL
     assert not (folder / "ssd" / "lohan-unsealed").exists()
-    run = (folder / "out" / "run.json").read_text()
+    run = (folder / "out" / "_lohan" / "run.json").read_text()
     done = run_demo(folder, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "going on with it" in done.stdout
     assert "step 1/" not in done.stdout
     assert "step 6/" in done.stdout
-    assert (folder / "out" / "run.json").read_text() == run
-    assert (folder / "out" / "report.html").is_file()
+    assert (folder / "out" / "_lohan" / "run.json").read_text() == run
+    assert (folder / "out" / "_lohan" / "report.html").is_file()
 
 
 def demo() -> ModuleType:
