@@ -22,7 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lohan.errors import ConfigError, LohanError
 from lohan.model.blocks import FoundBlock, find_blocks, structure_of
 from lohan.model.growth_fit import Point
-from lohan.model.skeleton import make_skeleton, replace_forward
+from lohan.model.kept_contents import left_as_found
+from lohan.model.left_behind import MadeTensors
+from lohan.model.skeleton import Skeleton, replace_forward
 from lohan.model.trace_ops import (
     Recorder,
     Segment,
@@ -99,7 +101,6 @@ class TraceableModel:
         self.blocks = find_blocks(model)
         self.structures = {block.name: structure_of(block) for block in self.blocks}
         self._should_assume_flash = should_assume_flash
-        self.call = call if call is not None else _plain_call
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         firsts: dict[object, nn.Module] = {}
         alike: dict[int, nn.Module] = {}
@@ -109,8 +110,13 @@ class TraceableModel:
                 alike[id(block.module)] = first
         self.is_shared = bool(alike)
         """Whether one copy stands for several blocks."""
+        self._call = call if call is not None else _plain_call
+        self._copy(alike)
+
+    def _copy(self, alike: dict[int, nn.Module]) -> None:
         with self._mode:
-            self.skeleton = make_skeleton(model, dtype, device, alike)
+            self.skeleton = Skeleton(self.model, self.dtype, self.device, alike)
+            self.call: Call = self.skeleton.copied(self._call)
 
     def run(self, make_inputs: MakeInputs, point: Point) -> list[Stretch]:
         """Run forward and backward at one batch and sequence length, on fake tensors.
@@ -119,7 +125,8 @@ class TraceableModel:
             The model's blocks in the order they ran.
 
         Raises:
-            ConfigError: if it cannot run on fake tensors, or leaves blocks out.
+            ConfigError: if it cannot run on fake tensors, leaves blocks out, or leaves fake tensors
+                behind.
         """
         try:
             return self._run(make_inputs, point, is_as_if_real=True)
@@ -133,33 +140,48 @@ class TraceableModel:
         return leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf
 
     def _run(self, make_inputs: MakeInputs, point: Point, *, is_as_if_real: bool) -> list[Stretch]:
+        made = MadeTensors()
+        # The next run starts from the model as it is, and nothing keeps what this one made.
+        with left_as_found(self.skeleton.module, self.call):
+            stretches = self._run_once(make_inputs, point, made, is_as_if_real=is_as_if_real)
+        made.refuse_left(type(self.model).__name__, self.skeleton.tensors())
+        if stretches is None:
+            # Code outside the blocks reads weights of one: with copies of their own, of which.
+            self.is_shared = False
+            self._copy({})
+            return self._run(make_inputs, point, is_as_if_real=is_as_if_real)
+        return _without_empty_bridges(stretches)
+
+    def _run_once(
+        self, make_inputs: MakeInputs, point: Point, made: MadeTensors, *, is_as_if_real: bool
+    ) -> list[Stretch] | None:
+        """None if it must be run again with a copy of every block."""
         with self._mode:
             inputs = tree_map(self._on_device, make_inputs(*point))
-            tracer = _Tracer(self)
+            made.note(tensors_in(inputs))
+            tracer = _Tracer(self, made)
             hooks = torch.autograd.graph.saved_tensors_hooks(
                 tracer.recorder.keep_saved, lambda tensor: tensor
             )
             fused = FlashAttention() if self._should_assume_flash else nullcontext()
             pretence = as_if_real() if is_as_if_real else nullcontext()
-            with _explained(self.model, tracer), quiet(), pretence, torch.enable_grad():
-                with fused, hooks, tracer.recorder:
-                    result = self.call(self.skeleton.module, inputs)
-                with tracer.recorder:
-                    tracer.finish(result)
-            self.skeleton.module.zero_grad(set_to_none=True)
-        if tracer.assign_parameters() and self.is_shared:
-            # Code outside the blocks reads weights of one: with copies of their own, of which.
-            self.is_shared = False
-            with self._mode:
-                self.skeleton = make_skeleton(self.model, self.dtype, self.device, {})
-            return self._run(make_inputs, point, is_as_if_real=is_as_if_real)
-        return _without_empty_bridges(tracer.stretches)
+            try:
+                with _explained(self.model, tracer), quiet(), pretence, torch.enable_grad():
+                    with fused, hooks, tracer.recorder:
+                        result = self.call(self.skeleton.module, inputs)
+                    with tracer.recorder:
+                        tracer.finish(result)
+            finally:
+                tracer.recorder.forget()
+                self.skeleton.module.zero_grad(set_to_none=True)
+        is_outside = tracer.assign_parameters()
+        return None if is_outside and self.is_shared else tracer.stretches
 
 
 class _Tracer:
     """Follows the copy of a model from block to block through one run."""
 
-    def __init__(self, traceable: TraceableModel) -> None:
+    def __init__(self, traceable: TraceableModel, made: MadeTensors) -> None:
         self._traceable = traceable
         self._skeleton = traceable.skeleton
         self._blocks = traceable.blocks
@@ -169,7 +191,7 @@ class _Tracer:
         # Kept: a forward may put others in their places, and no storage key may be used twice.
         self._buffers = list(self._skeleton.module.buffers())
         buffers = {storage_key(buffer) for buffer in self._buffers}
-        self.recorder = Recorder(parameters, buffers - parameters)
+        self.recorder = Recorder(parameters, buffers - parameters, made.note)
         self._lasting = parameters | buffers
         self.stretches = [Stretch(label="embedding", segment=self.recorder.segment)]
         # The first block of each kind, and for each of its outputs the input that stands in for it.

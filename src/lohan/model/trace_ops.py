@@ -16,13 +16,13 @@ read, both stay: the old and the overwritten content are different values, each 
 size, which can only overstate.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from lohan.model.flops import flops_of
@@ -131,11 +131,18 @@ class Segment:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Records calls into `segment` while active; set `is_backward` before the backward pass.
 
-    Every tensor it sees is kept alive until it is dropped, so that no storage key is used twice.
+    Every tensor it sees is kept alive until `forget`, so that no storage key is used twice.
     """
 
-    def __init__(self, parameter_keys: set[int], buffer_keys: set[int]) -> None:
+    def __init__(
+        self,
+        parameter_keys: set[int],
+        buffer_keys: set[int],
+        on_made: Callable[[list[torch.Tensor]], None] = lambda _: None,
+    ) -> None:
+        """`on_made` is told of every tensor that an operator returns."""
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._on_made = on_made
         self.segment = Segment()
         self.path: list[str] = []
         self.is_backward = False
@@ -157,6 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         else:
             answer = _ordinary_counts(*args, **kwargs) if func is _COUNT else None
         result = func(*args, **kwargs) if answer is None else answer
+        self._on_made(tensors_in(result))
         if is_counted(func):
             self._alive.extend(tensors_in(result))
             if self.is_backward:
@@ -166,6 +174,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
                 self._record(func, args, kwargs, result)
         return result
 
+    def forget(self) -> None:
+        """Let go of the tensors. Graphs that no backward went through hold this object too."""
+        self._alive.clear()
+
     def keep_saved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note that autograd keeps this tensor (a pack hook). A block's input is not its output."""
         owner = self._owner.get(storage_key(tensor))
@@ -173,7 +185,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         if owner is not None and owner.segment is self.segment:
             owner.saved_keys.add(storage_key(tensor))
         self.segment.saves_parameters |= storage_key(tensor) in self._parameter_keys
-        return tensor
+        # Not the tensor itself: where it is an output, it and its operator would hold each other.
+        with _disable_current_modes():
+            return tensor.detach()
 
     def _note_kept(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         """Note what backward code reads of the forward without having saved it by autograd's rules:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from lohan.errors import CheckpointError, ConfigError
+from lohan.model.kept_contents import put_value
 from lohan.ssd.checksums import checksum_memory
 
 _SMALL_BYTES = 64 * 1024
@@ -140,16 +141,6 @@ def put_buffers(model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> N
             owner._buffers[own_name] = value.to(device)
         else:
             put_value(buffer, value)
-
-
-def put_value(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Write a value into a buffer of the same shape, which may be an expanded tensor."""
-    for dim, (size, stride) in enumerate(zip(buffer.shape, buffer.stride(), strict=True)):
-        if size > 1 and stride == 0:
-            # One place for all: torch refuses to write to it more than once.
-            buffer, value = buffer.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-    with torch.no_grad():
-        buffer.copy_(value)
 
 
 def _owner_of(model: torch.nn.Module, name: str) -> torch.nn.Module:

@@ -23,7 +23,6 @@ from lohan.runtime.host_randomness import host_state_kept
 from lohan.runtime.label_watch import LabelWatch
 from lohan.runtime.randomness import draw_setting
 from lohan.runtime.segments.ambient import memory_features_off
-from lohan.runtime.segments.held_values import held_values_left
 from lohan.runtime.segments.micro_batch import LossFunction, loss_of
 
 _SMALLEST_SIZES = (2, 16)
@@ -186,11 +185,7 @@ class TracedModel:
     @contextlib.contextmanager
     def _left_alone(self) -> Iterator[None]:
         """The user's model and process are as before a trace after it."""
-        with (
-            memory_features_off(self._model),
-            host_state_kept(),
-            held_values_left(self._model),
-        ):
+        with memory_features_off(self._model), host_state_kept():
             yield
 
 

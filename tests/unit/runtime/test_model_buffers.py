@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lohan.errors import CheckpointError
+from lohan.model.kept_contents import left_as_found
 from lohan.runtime.model_buffers import ModelBuffers, changed_buffers, put_buffers, stored_buffers
-from lohan.runtime.segments.changing_buffers import left_as_it_is
 
 VALUES = [
     torch.tensor(3),
@@ -104,6 +104,6 @@ def test_expanded_buffers_are_put_back() -> None:
 def test_a_forward_that_leaves_no_trace_puts_expanded_buffers_back() -> None:
     model = torch.nn.Module()
     model.register_buffer("spread", torch.ones(1).expand(5))
-    with left_as_it_is(model):
+    with left_as_found(model):
         model.spread[:1] = 3.0
     assert torch.equal(model.spread, torch.ones(5))

@@ -1,8 +1,7 @@
 """What a model changes in itself as it runs (running statistics): a re-run must not do it again.
 
 Owns finding out which buffers these are, putting their old values back for a re-run, and leaving a
-module as it was. Called by `block_run` around the re-run of a block, and by `step` around a forward
-that must leave no trace.
+block as it was. Called by `block_run` around the re-run of a block.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
-from lohan.runtime.model_buffers import put_value
+from lohan.model.kept_contents import put_value
 
 _SMALL_BYTES = 64 * 1024
 """Buffers up to this size are copied before every forward: one may begin to change at any time."""
@@ -84,7 +83,7 @@ class ChangingBuffers:
     @contextlib.contextmanager
     def as_before(self, before: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Run with the buffers of then, and end with the module as it is now."""
-        with left_as_it_is(self._module, before):
+        with _left_as_it_is(self._module, before):
             now = dict(self._module.named_buffers()) if before else {}
             _write((now[name], value) for name, value in before.items() if name in now)
             yield
@@ -94,12 +93,9 @@ class ChangingBuffers:
 
 
 @contextlib.contextmanager
-def left_as_it_is(module: torch.nn.Module, names: Container[str] | None = None) -> Iterator[None]:
-    """Whatever runs inside, a module ends with the attributes and buffers it has now.
-
-    Args:
-        names: buffers whose values are put back too; all of them without it.
-    """
+def _left_as_it_is(module: torch.nn.Module, names: Container[str]) -> Iterator[None]:
+    """Whatever runs inside, a module ends with the attributes and buffers it has now, and those
+    named with their values."""
     # A re-run leaves out what its backward does not need, so what it assigns may have no value.
     own = [
         (target, dict(target))
@@ -107,11 +103,7 @@ def left_as_it_is(module: torch.nn.Module, names: Container[str] | None = None) 
         for target in (vars(part), part._buffers)
     ]
     # By value, not by version: some operators write to statistics without saying so.
-    values = [
-        (buffer, buffer.clone())
-        for name, buffer in module.named_buffers()
-        if names is None or name in names
-    ]
+    values = [(buffer, buffer.clone()) for name, buffer in module.named_buffers() if name in names]
     try:
         yield
     finally:

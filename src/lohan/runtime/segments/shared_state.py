@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.errors import ConfigError
+from lohan.model.kept_contents import same_bits
 from lohan.model.trace_ops import storage_key, tensors_in
-from lohan.runtime.segments.held_values import same_bits
 from lohan.runtime.segments.own_attributes import OWN_NAMES
 from lohan.vocabulary import BlockId
 

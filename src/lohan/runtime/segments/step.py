@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
+from lohan.model.kept_contents import left_as_found
 from lohan.runtime.away import calls_allowed
 from lohan.runtime.randomness import DrawLedger, Generators, draw_setting, signature_of
 from lohan.runtime.segments.ambient import Ambient, memory_features_off
 from lohan.runtime.segments.block_run import BlockRunner
-from lohan.runtime.segments.changing_buffers import left_as_it_is
 from lohan.runtime.segments.gradients import GradientSums
-from lohan.runtime.segments.held_values import held_values_left
 from lohan.runtime.segments.hooks import ForwardOrder, SegmentHooks
 from lohan.runtime.segments.live_keys import LiveKeys
 from lohan.runtime.segments.micro_batch import (
@@ -153,8 +152,8 @@ class SegmentedModel:
         return list(found.values())[: None if has_draws else 1]
 
     def learn_draws(self, batch: Any, loss_fn: LossFunction | None = None) -> None:
-        """Run a batch forward only to count the random numbers it draws; leaves the generators and
-        the model's buffers (running statistics) as they were.
+        """Run a batch forward only to count the random numbers it draws; leaves the generators,
+        the model and all that it and the loss function hold as they were.
 
         Raises:
             ConfigError: micro-batches would find each other's values in the model.
@@ -163,7 +162,7 @@ class SegmentedModel:
         shared = SharedState(self.model, [runner.module for runner in self._runners.values()])
         self.is_learning_draws, self._shared = True, shared
         try:
-            with left_as_it_is(self.model), held_values_left(self.model):
+            with left_as_found(self.model, loss_fn):
                 self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
                 shared.refuse_mixed()
         except RuntimeError as error:
