@@ -3,8 +3,10 @@
 In plain training a model that keeps something in an attribute (`self.mask`, a block's `last_size`)
 and reads it later in the same forward finds its own value. Here the forwards of a step are
 interleaved at blocks, and blocks are run again. So a micro-batch sees what it wrote itself, else
-what the nearest one before it wrote, as in a plain loop; never what a later one wrote. By identity:
-what is changed inside a value (a list that is cleared, a tensor in place, buffers) is everybody's.
+what the nearest one before it wrote, as in a plain loop; never what a later one wrote. So are
+attributes of plain objects and entries of mappings that modules hold (`self.context.mask`). By
+identity: what is changed inside another value (a list that is cleared, a tensor in place, buffers)
+is everybody's.
 Made by `step` for one step; called by `micro_batch`, on the thread of the micro-batch or while it
 waits, and by `passes` for its backward.
 """
@@ -18,15 +20,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lohan.model.objects import parts_that_change
 from lohan.runtime.slots import Weights
 
-_Values = dict[str, Any]
+_Values = dict[Any, Any]
 OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))
-"""Attributes that every module has."""
 """What every module has; `forward` is replaced while a step runs."""
 _MISSING = object()
-_Change = tuple[_Values, str, Any]
-"""Attributes of a module, the name of one, and its value before."""
+_Change = tuple[_Values, Any, Any]
+"""Attributes of a module or an object, or a mapping; the name of one, and its value before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class _Written:
     """One attribute that some micro-batches have written."""
 
     target: _Values
-    name: str
+    name: Any
     original: Any
     values: dict[int, Any] = field(default_factory=dict)
     """By micro-batch."""
@@ -55,7 +57,21 @@ class AttributeBook:
         # One that is alone has everything to itself.
         self.is_needed = num_micro_batches > 1
         self.modules = modules
-        self._written: dict[tuple[int, str], _Written] = {}
+        self._written: dict[tuple[int, Any], _Written] = {}
+        self._held: dict[torch.nn.Module | None, list[_Values]] = {}
+
+    def snapshot(self, block: torch.nn.Module | None = None) -> list[tuple[_Values, _Values]]:
+        """The attributes of a block, or of all that code outside the blocks may change."""
+        modules = self.modules if block is None else list(block.modules())
+        found = [vars(part) for part in modules]
+        # A buffer that is assigned anew is no attribute: modules keep theirs in their own place.
+        found += [part._buffers for part in modules if part._buffers]
+        if self.is_needed:
+            if block not in self._held:
+                # Once a step: an object that is made later is assigned, and so has one owner.
+                self._held[block] = _mappings_in(modules)
+            found += self._held[block]
+        return [(one, dict(one)) for one in found]
 
     def note(self, index: int, changes: Iterable[_Change]) -> None:
         """A micro-batch has run: what it changed is its own."""
@@ -94,7 +110,7 @@ class OwnAttributes:
         if self._book.is_needed:
             self._book.put(self._index)
             # In blocks too: some are given what they need as attributes (`block.mask = mask`).
-            self._before = _snapshot(self._book.modules)
+            self._before = self._book.snapshot()
 
     def pause(self) -> None:
         """Its code outside the blocks waits for a block, or ends."""
@@ -121,12 +137,11 @@ class OwnAttributes:
         first: list[_Change] = []
 
         def with_own(*args: Any, **kwargs: Any) -> Any:
-            parts = list(module.modules())
             self._book.put(self._index)
             if self._is_over:
                 _put_back(first)
                 return forward(*args, **kwargs)
-            before = _snapshot(parts)
+            before = self._book.snapshot(module)
             try:
                 result = forward(*args, **kwargs)
             except BaseException:
@@ -145,20 +160,24 @@ class OwnAttributes:
         return with_own
 
 
-def _snapshot(modules: Iterable[torch.nn.Module]) -> list[tuple[_Values, _Values]]:
-    own = [(vars(part), dict(vars(part))) for part in modules]
-    # A buffer that is assigned anew is no attribute: modules keep theirs in a place of their own.
-    return own + [(one, dict(one)) for part in modules if (one := part._buffers)]
+def _mappings_in(modules: Iterable[torch.nn.Module]) -> list[_Values]:
+    """Attributes of objects that modules hold, and mappings."""
+    values = [
+        value for part in modules for name, value in vars(part).items() if name not in OWN_NAMES
+    ]
+    held = parts_that_change(values, enters_modules=False)
+    return [one for one in held if isinstance(one, dict)]
 
 
 def _changes(before: Iterable[tuple[_Values, _Values]]) -> list[_Change]:
     found: list[_Change] = []
     for target, then in before:
-        if len(target) == len(then) and all(map(is_, target.values(), then.values())):
+        if target.keys() == then.keys() and all(map(is_, target.values(), then.values())):
             continue  # as nearly always
+        ignored = OWN_NAMES if "_modules" in target else ()
         for name in target.keys() | then.keys():
             value = then.get(name, _MISSING)
-            if name not in OWN_NAMES and value is not target.get(name, _MISSING):
+            if name not in ignored and value is not target.get(name, _MISSING):
                 found.append((target, name, value))
     return found
 
