@@ -129,24 +129,36 @@ def _ends(roots: Iterable[Edge], start: int) -> list[Edge]:
 
 
 def _refuse_ways_around(ends: Iterable[Edge], start: int) -> None:
-    """No leaf may be reached both inside the stretch and through earlier code.
+    """No end may be reached both inside the stretch and through earlier code.
 
-    Autograd would then run the earlier code too, before its other gradients have arrived.
+    Autograd would then run the earlier code too, before its other gradients have arrived, and that
+    code's own stretch would send them a second time.
     """
-    leaves = {leaf for node, _ in ends if (leaf := leaf_of(node)) is not None}
-    earlier = [node for node, _ in ends if leaf_of(node) is None and not is_exit(node)]
+    reached = {node for node, _ in ends}
+    earlier = [node for node in reached if leaf_of(node) is None and not is_exit(node)]
     visited = set(earlier)
-    while earlier and leaves:
+    while earlier:
         node = earlier.pop()
-        leaf = leaf_of(node)
-        if leaf is not None and leaf in leaves:
-            raise ConfigError(
-                f"a parameter of shape {tuple(leaf.shape)} is used before and after the blocks, "
-                "and a tensor computed from it before them is used after them directly",
-                why="its gradient cannot be cut in two where the blocks are",
-                remedy="untie the parameter, or pass the tensor through the blocks",
-            )
         for following, _ in () if is_exit(node) else node.next_functions:
+            if following is not None and following in reached:
+                raise _way_around(leaf_of(following))
             if following is not None and following not in visited:
                 visited.add(following)
                 earlier.append(following)
+
+
+def _way_around(leaf: torch.Tensor | None) -> ConfigError:
+    if leaf is not None:
+        return ConfigError(
+            f"a parameter of shape {tuple(leaf.shape)} is used before and after the blocks, "
+            "and a tensor computed from it before them is used after them directly",
+            why="its gradient cannot be cut in two where the blocks are",
+            remedy="untie the parameter, or pass the tensor through the blocks",
+        )
+    return ConfigError(
+        "a tensor from before a block is used after it directly, and so is another one that was "
+        "computed from it outside the blocks",
+        why="its gradient would be summed up twice: once along each of the two",
+        remedy="use only one of them after the blocks (compute the other one from it again there), "
+        "or do what lies between them inside a block",
+    )
