@@ -50,6 +50,19 @@ def verify(
             "--ram", help="RAM of the engine: 64MiB. [default: the least that will do, from 4MiB]"
         ),
     ] = None,
+    micro_batches: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--micro-batches",
+            min=1,
+            max=64,
+            help="Micro-batches per step; may be given several times. [default: 1 and 2]",
+        ),
+    ] = None,
+    hidden_states: Annotated[
+        bool,
+        typer.Option("--hidden-states", help="A loss on hidden states and router logits, too."),
+    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
@@ -68,7 +81,7 @@ def verify(
 
     ram_bytes = None if ram is None else parse_size(ram, "--ram")
     require_train_packages()
-    from lohan.verify import make_small_copy, verify_copy
+    from lohan.verify import all_cases, make_small_copy, verify_copy
 
     copy = make_small_copy(model, trust_remote_code=trust_remote_code)
     if not json:
@@ -82,6 +95,7 @@ def verify(
             device=device,
             ram_bytes=ram_bytes,
             num_steps=steps,
+            cases=all_cases(counts=micro_batches or (1, 2), reads_states=hidden_states),
             report=lambda line: print(line, file=sys.stderr, flush=True),
         )
     finally:
@@ -183,6 +197,7 @@ def _case_fields(one: "CaseResult") -> dict[str, object]:
         "activations": one.case.activations,
         "num_micro_batches": one.case.num_micro_batches,
         "max_grad_norm": one.case.max_grad_norm,
+        "reads_states": one.case.reads_states,
         "is_equal": difference is None,
         "seconds": one.seconds,
         "read_bytes": one.read_bytes,

@@ -60,6 +60,22 @@ def noise_loss(model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
     return functional.mse_loss(predicted[:, : noise.shape[1]].float(), noise.float())
 
 
+def states_loss(model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The model's own loss, and a share of every hidden state behind a block and of all router
+    logits: what a model collects while it runs is then part of the gradient."""
+    config: Any = model.config
+    wanted = {"output_hidden_states": True}
+    if hasattr(config, "output_router_logits"):
+        wanted["output_router_logits"] = True
+    output = model(**batch, **wanted)
+    states = output.get("hidden_states") or output.get("decoder_hidden_states")
+    # The first one is what the embedding gives, whose weights may be the head's too.
+    read = [*states[1:], *(output.get("router_logits") or ())]
+    shares = [one.float().square().mean() for one in read if isinstance(one, torch.Tensor)]
+    loss: torch.Tensor = output["loss"] + torch.stack(shares).mean()
+    return loss
+
+
 def _ranges(model: nn.Module) -> dict[str, int]:
     """Values below which whole-number inputs lie."""
     config: Any = getattr(model, "config", None)

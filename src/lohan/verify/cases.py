@@ -5,6 +5,7 @@ Owns the list of cases, the plans that force them, and the machine they are plan
 `compare`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
@@ -36,6 +37,8 @@ class Case:
     """A key of `ACTIVATIONS`."""
     num_micro_batches: int
     max_grad_norm: float | None
+    reads_states: bool = False
+    """Whether the loss reads hidden states and router logits too."""
 
     @property
     def words(self) -> str:
@@ -44,14 +47,27 @@ class Case:
             f"activations {self.activations}, {self.num_micro_batches} micro-batch"
             f"{'es' if self.num_micro_batches > 1 else ''}, clipping "
             f"{'on' if self.max_grad_norm is not None else 'off'}"
+            f"{', a loss on hidden states' if self.reads_states else ''}"
         )
 
 
-def all_cases(max_grad_norm: float = 1.0) -> list[Case]:
-    """Every combination; those that differ in activations alone, and so share a judge, together."""
+def all_cases(
+    max_grad_norm: float = 1.0, *, counts: Sequence[int] = (1, 2), reads_states: bool = False
+) -> list[Case]:
+    """Every combination; those that differ in activations alone, and so share a judge, together.
+
+    Args:
+        counts: of micro-batches.
+        reads_states: whether losses are on hidden states and router logits too.
+    """
     return [
-        Case(activations=activations, num_micro_batches=count, max_grad_norm=norm)
-        for count in (1, 2)
+        Case(
+            activations=activations,
+            num_micro_batches=count,
+            max_grad_norm=norm,
+            reads_states=reads_states,
+        )
+        for count in dict.fromkeys(counts)
         for norm in (max_grad_norm, None)
         for activations in ACTIVATIONS
     ]

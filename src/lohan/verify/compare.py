@@ -20,6 +20,7 @@ from lohan.errors import ConfigError, DoesNotFit
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.store import StateLayout
 from lohan.units import GIB, MIB
+from lohan.verify.batches import states_loss
 from lohan.verify.cases import Case, all_cases, even_machine, policy_of
 from lohan.verify.differences import TOLERANCE, Difference, first_difference
 from lohan.verify.plain_loop import (
@@ -28,7 +29,7 @@ from lohan.verify.plain_loop import (
     Trained,
     train_in_memory,
 )
-from lohan.verify.small_copy import SmallCopy
+from lohan.verify.small_copy import Loss, SmallCopy
 
 _SEED = 11
 _LEARNING_RATE = 3e-3
@@ -101,6 +102,22 @@ class _Runs:
             for step in range(num_steps)
         ]
 
+    def loss_of(self, case: Case) -> Loss | None:
+        """None: the model's own.
+
+        Raises:
+            ConfigError: the loss is to read hidden states, and the model gives none.
+        """
+        if not case.reads_states:
+            return self.copy.loss_fn
+        if not self.copy.gives_states:
+            raise ConfigError(
+                f"{self.copy.architecture} gives no hidden states",
+                why="its forward takes no output_hidden_states, or its loss is no part of it",
+                remedy="leave out --hidden-states",
+            )
+        return states_loss
+
     def offloaded(self, case: Case, num_steps: int) -> _Offloaded:
         """Run on the engine; if no budget was given, in the smallest that will do."""
         while True:
@@ -124,7 +141,7 @@ class _Runs:
                 machine=even_machine(len(self.ssd)),
                 weights=self.copy.values(model),
                 example=self.copy.make_batch(0),
-                loss_fn=self.copy.loss_fn,
+                loss_fn=self.loss_of(case),
             )
             try:
                 # Making the model draws random numbers; training starts from the seed.
@@ -168,7 +185,7 @@ class _Runs:
                     for batches in self.steps_of(case, num_steps)
                 ],
                 layout=like.layout,
-                loss_fn=self.copy.loss_fn,
+                loss_fn=self.loss_of(case),
             )
 
 
@@ -210,7 +227,7 @@ def verify_copy(
             ram_bytes is not None,
             tell,
         )
-        judged: dict[tuple[int, float | None], Trained] = {}
+        judged: dict[tuple[int, float | None, bool], Trained] = {}
         results: list[CaseResult] = []
         last: _Offloaded | None = None
         tolerance: float | None = None
@@ -218,7 +235,7 @@ def verify_copy(
             started = time.perf_counter()
             last = runs.offloaded(case, num_steps)
             tolerance = None if last.device.type == "cpu" else TOLERANCE
-            key = (case.num_micro_batches, case.max_grad_norm)
+            key = (case.num_micro_batches, case.max_grad_norm, case.reads_states)
             if key not in judged:
                 judged[key] = runs.in_memory(case, num_steps, last)
             difference = first_difference(judged[key], last.trained, tolerance=tolerance)

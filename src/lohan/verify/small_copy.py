@@ -4,6 +4,7 @@ Owns building it the way a run builds its model (transformers models with their 
 meta device and values as a stream), and its twin in memory. Called by `compare`.
 """
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class SmallCopy:
     """Module in training mode; its parameters may be on the meta device, its buffers are not."""
     make_batch: MakeBatch
     loss_fn: Loss | None
+    gives_states: bool = False
+    """Whether its forward gives hidden states with its loss."""
 
     def values(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and first value of every parameter; a name always has the same value."""
@@ -123,6 +126,7 @@ def _transformers_copy(asked: AskedModel, trust_remote_code: bool) -> SmallCopy:
         make=source.make_model,
         make_batch=make_batch,
         loss_fn=None,
+        gives_states="labels" in inspect.signature(model.forward).parameters,
     )
 
 

@@ -107,3 +107,18 @@ def test_a_model_that_differs_from_itself_cannot_be_judged(
 def test_a_budget_that_was_given_is_kept_to(gpt: SmallCopy) -> None:
     with pytest.raises(DoesNotFit):
         verify_copy(gpt, ram_bytes=1 << 20, num_steps=1, cases=[PLANNED])
+
+
+def test_a_loss_may_read_hidden_states_with_three_micro_batches() -> None:
+    cases = all_cases(counts=(3,), reads_states=True)
+    assert len(cases) == 10
+    found = verify_copy(make_small_copy("llama-3.1-8b"), num_steps=2, cases=cases[:1])
+    assert found.is_equal
+    assert found.cases[0].case.words.endswith(
+        "3 micro-batches, clipping on, a loss on hidden states"
+    )
+
+
+def test_a_model_without_hidden_states_is_told_so(gpt: SmallCopy) -> None:
+    with pytest.raises(ConfigError, match="gives no hidden states"):
+        verify_copy(gpt, num_steps=1, cases=all_cases(reads_states=True)[:1])
