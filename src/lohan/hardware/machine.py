@@ -40,6 +40,7 @@ class Gpu:
 
     `flops_per_second` is what one block reaches in 16-bit compute inside a training step.
     `flops_per_second_by_dtype` adds the rates of other number formats as (name, rate) pairs.
+    `is_processor` says that there is no GPU: the processor computes, in main memory.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Gpu:
     memory_bytes_per_second: float
     price_dollars: float
     flops_per_second_by_dtype: tuple[tuple[str, float], ...] = ()
+    is_processor: bool = False
 
     def __post_init__(self) -> None:
         check_text(self.name, "gpu.name")
@@ -315,6 +317,7 @@ def _gpu_from(found: object, *, where: str) -> Gpu:
         ),
         price_dollars=fields.dollars("price_dollars"),
         flops_per_second_by_dtype=tuple(by_dtype),
+        is_processor=fields.truth("is_processor") if fields.has("is_processor") else False,
     )
 
 

@@ -3,7 +3,7 @@
 Owns the arithmetic from the spans of a trace to a Machine: per lane, how long its tasks should have
 taken by the machine's rates, over how long they did. `Durations` is the model on both sides, so a
 simulation of the refined machine gives the observed times back. Pure: records and measures nothing.
-Called by the engine after its first steps, and by whoever compares a run with its prediction.
+Called by `learned`, and by whoever compares a run with its prediction.
 
 Note "Shared links". A task that shares its link takes longer than the link needs for it, and the
 simulator knows that. So time on a simplex SSD path counts half while both directions are busy, and
@@ -106,7 +106,7 @@ def refine(
         is_raised = observed.observed_per_second > observed.before_per_second
         if observed.lane is Lane.SSD_WRITE and is_raised and not should_raise_writes:
             continue
-        machine = _with_rate(machine, observed)
+        machine = with_rate(machine, observed)
     return machine
 
 
@@ -146,7 +146,7 @@ def _observe(
         return None
     own = merged(sorted((span.start_seconds, span.end_seconds) for span, _ in spans))
     took_seconds = whole_seconds = sum(end - start for start, end in own)
-    took_seconds -= _lost_seconds(lane, own, busy, machine, rates)
+    took_seconds -= lost_seconds(lane, own, busy, machine, rates)
     took_seconds -= math.fsum(task.fixed_seconds for _, task in spans)
     tasks = [replace(task, fixed_seconds=0.0) for _, task in spans]
     if lane is Lane.GPU:
@@ -174,7 +174,7 @@ def _observe(
     )
 
 
-def _lost_seconds(
+def lost_seconds(
     lane: Lane,
     own: Sequence[Interval],
     busy: Mapping[Lane, Sequence[Interval]],
@@ -212,7 +212,8 @@ def _rate_of(machine: Machine, lane: Lane) -> float:
     }[lane]
 
 
-def _with_rate(machine: Machine, observed: ObservedRate) -> Machine:
+def with_rate(machine: Machine, observed: ObservedRate) -> Machine:
+    """The machine with one lane as fast as it was observed to be."""
     rate, lane = observed.observed_per_second, observed.lane
     factor = rate / observed.before_per_second
     if lane is Lane.GPU:

@@ -17,11 +17,11 @@ def settle(schedule: Schedule, machine: Machine, rates: DrivingRates) -> Schedul
     Raises:
         ScheduleError: if the tasks cannot all run.
     """
-    return settle_and_time(schedule, machine, rates)[0]
+    return settle_and_time(schedule, machine, rates, Durations(machine, rates))[0]
 
 
 def settle_and_time(
-    schedule: Schedule, machine: Machine, rates: DrivingRates
+    schedule: Schedule, machine: Machine, rates: DrivingRates, durations: Durations
 ) -> tuple[Schedule, ClockResult]:
     """The settled schedule and when its tasks ran: a replay of it gives the same times.
 
@@ -30,7 +30,7 @@ def settle_and_time(
     """
     clock = Clock(
         schedule,
-        Durations(machine, rates),
+        durations,
         is_ssd_duplex=machine.ssd_path.is_duplex,
         copy_interference=rates.copy_interference,
     )

@@ -10,6 +10,7 @@ from lohan.plan.plan import Plan
 from lohan.schedule.build import build_schedule
 from lohan.schedule.check import check_schedule, check_serial
 from lohan.schedule.task import Compute, Move, Schedule
+from lohan.simulate.bottleneck import bottleneck_words, busiest_resource
 from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
 from lohan.simulate.result import SimulatedStep
@@ -21,16 +22,6 @@ NUM_STEPS = 5
 NUM_STEADY_STEPS = 1
 """Steps at the end that are measured: the pipeline is full, and what follows is not waited for."""
 
-_WORDS = {
-    Lane.GPU: "GPU compute",
-    Lane.GPU_TO_RAM: "copies from GPU to RAM",
-    Lane.RAM_TO_GPU: "copies from RAM to GPU",
-    Lane.SSD_READ: "SSD reads",
-    Lane.SSD_WRITE: "SSD writes",
-    Lane.CPU: "CPU updates",
-    Lane.PEER: "copies between GPUs",
-}
-
 
 def settled_schedule(plan: Plan, machine: Machine, *, num_steps: int = NUM_STEPS) -> Schedule:
     """The plan's tasks for several steps, in their final order, checked.
@@ -38,15 +29,17 @@ def settled_schedule(plan: Plan, machine: Machine, *, num_steps: int = NUM_STEPS
     Raises:
         ScheduleError: if the tasks cannot run, or a check fails.
     """
-    return _settled(plan, machine, num_steps)[0]
+    return _settled(plan, machine, Durations(machine, plan.system.rates), num_steps)[0]
 
 
-def _settled(plan: Plan, machine: Machine, num_steps: int) -> tuple[Schedule, ClockResult]:
+def _settled(
+    plan: Plan, machine: Machine, durations: Durations, num_steps: int
+) -> tuple[Schedule, ClockResult]:
     """The settled schedule, and when its tasks ran while it was settled: a replay says the same."""
     # With a barrier every step begins when the one before has ended: two steps show them all.
     schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else num_steps)
     check_serial(schedule)
-    schedule, times = settle_and_time(schedule, machine, plan.system.rates)
+    schedule, times = settle_and_time(schedule, machine, plan.system.rates, durations)
     check_schedule(schedule, plan)
     return schedule, times
 
@@ -72,14 +65,29 @@ def replay(schedule: Schedule, plan: Plan, machine: Machine) -> ClockResult:
     return clock.run(by_priority=False)
 
 
-def simulate_plan(plan: Plan, machine: Machine, *, num_steps: int = NUM_STEPS) -> SimulatedStep:
-    """Predict one step of a plan in the steady state."""
-    schedule, times = _settled(plan, machine, num_steps)
-    return read_off(schedule, times, plan, machine)
+def simulate_plan(
+    plan: Plan,
+    machine: Machine,
+    *,
+    num_steps: int = NUM_STEPS,
+    durations: Durations | None = None,
+) -> SimulatedStep:
+    """Predict one step of a plan in the steady state. `durations`: of tasks, if better known than
+    by the machine's rates."""
+    durations = durations or Durations(machine, plan.system.rates)
+    schedule, times = _settled(plan, machine, durations, num_steps)
+    return read_off(schedule, times, plan, machine, durations)
 
 
-def read_off(schedule: Schedule, times: ClockResult, plan: Plan, machine: Machine) -> SimulatedStep:
+def read_off(
+    schedule: Schedule,
+    times: ClockResult,
+    plan: Plan,
+    machine: Machine,
+    durations: Durations | None = None,
+) -> SimulatedStep:
     """The numbers of a replay's last step."""
+    durations = durations or Durations(machine, plan.system.rates)
     last = schedule.num_steps - 1 if schedule.num_steps == 2 else schedule.num_steps - 2
     tasks = [task for task in schedule.tasks if task.step == last]
     begin, turn, end, after = _boundaries(schedule, times)
@@ -93,7 +101,8 @@ def read_off(schedule: Schedule, times: ClockResult, plan: Plan, machine: Machin
             moved[task.lane] += task.action.nbytes
         else:
             by_kind[task.action.kind] += seconds
-    roofline, resource, alone = _roofline(schedule, plan, machine, last)
+    alone = _alone(schedule, durations, last)
+    resource, roofline = busiest_resource(alone, machine)
     # Updates may still fall behind after a few steps; in the long run nothing beats the roofline.
     step_seconds = max(after - begin, roofline)
     return SimulatedStep(
@@ -119,7 +128,7 @@ def read_off(schedule: Schedule, times: ClockResult, plan: Plan, machine: Machin
         peak_bytes=_peaks(schedule, times),
         endurance_bytes=machine.ssd_endurance_bytes,
         price_dollars=machine.price_dollars,
-        bottleneck=_bottleneck(resource, roofline, step_seconds, alone),
+        bottleneck=bottleneck_words(alone, step_seconds, machine),
     )
 
 
@@ -152,31 +161,14 @@ def _boundaries(schedule: Schedule, times: ClockResult) -> tuple[float, float, f
     return end - seconds, turn, end, end
 
 
-def _roofline(
-    schedule: Schedule, plan: Plan, machine: Machine, step: int
-) -> tuple[float, str, dict[Lane, float]]:
-    """Busy time of the busiest resource when nothing waits or contends."""
-    durations = Durations(machine, plan.system.rates)
+def _alone(schedule: Schedule, durations: Durations, step: int) -> dict[Lane, float]:
+    """How long lanes work in a step when nothing waits or contends."""
     alone = dict.fromkeys(Lane, 0.0)
     for task in schedule.tasks:
         if task.step == step:
             # A fixed cost is the system's own, not the hardware's.
             alone[task.lane] += durations.of(task) - task.fixed_seconds
-    resources = {_WORDS[lane]: seconds for lane, seconds in alone.items()}
-    if not machine.ssd_path.is_duplex:
-        resources["the SSDs"] = alone[Lane.SSD_READ] + alone[Lane.SSD_WRITE]
-    resource = max(resources, key=lambda name: resources[name])
-    return resources[resource], resource, alone
-
-
-def _bottleneck(
-    resource: str, roofline: float, step_seconds: float, alone: dict[Lane, float]
-) -> str:
-    if roofline >= 0.85 * step_seconds:
-        return f"{resource} ({roofline / step_seconds:.0%} of the step)"
-    busiest = sorted(alone, key=lambda lane: -alone[lane])[:2]
-    parts = " and ".join(f"{_WORDS[lane]} ({alone[lane] / step_seconds:.0%})" for lane in busiest)
-    return f"waiting of {parts} for each other"
+    return alone
 
 
 def _peaks(schedule: Schedule, times: ClockResult) -> dict[Tier, int]:

@@ -5,6 +5,7 @@ nothing but names.
 """
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -103,8 +104,8 @@ def endurance_share(run: RunFiles) -> float | None:
 
 def bottleneck(run: RunFiles) -> tuple[str, float] | None:
     """The bottleneck named most often in the log, and in which share of the logged steps."""
-    # "GPU compute (97% of the step)": the share differs from step to step.
-    named = Counter(text.partition(" (")[0] for text in log_of(run).texts("bottleneck"))
+    # "GPU compute (97% of the step)": the shares differ from step to step.
+    named = Counter(re.sub(r" \([^)]*\)", "", text) for text in log_of(run).texts("bottleneck"))
     if not named:
         return None
     name, count = named.most_common(1)[0]

@@ -1,0 +1,52 @@
+"""What holds a step up, in words: the same of a simulated step and of one that was measured.
+
+Owns the names of lanes in sentences, and when one of them is the limit rather than their waiting
+for each other. Given how long each lane works in a step when it has its link to itself.
+"""
+
+from collections.abc import Mapping
+
+from lohan.hardware.machine import Machine
+from lohan.vocabulary import Lane
+
+_WORDS = {
+    Lane.GPU: "GPU compute",
+    Lane.GPU_TO_RAM: "copies from GPU to RAM",
+    Lane.RAM_TO_GPU: "copies from RAM to GPU",
+    Lane.SSD_READ: "SSD reads",
+    Lane.SSD_WRITE: "SSD writes",
+    Lane.CPU: "CPU updates",
+    Lane.PEER: "copies between GPUs",
+}
+_PROCESSOR_WORDS = _WORDS | {
+    Lane.GPU: "the processor",
+    Lane.GPU_TO_RAM: "copies out of compute memory",
+    Lane.RAM_TO_GPU: "copies into compute memory",
+}
+_LIMIT_SHARE = 0.85
+"""A resource that is busy for less of the step is not the limit: something waits."""
+
+
+def lane_words(machine: Machine) -> Mapping[Lane, str]:
+    """Lanes as they are called on a machine; one without a GPU is not told of it."""
+    return _PROCESSOR_WORDS if machine.gpu.is_processor else _WORDS
+
+
+def busiest_resource(alone: Mapping[Lane, float], machine: Machine) -> tuple[str, float]:
+    """The resource that works longest, and how long. A simplex SSD path is one for both ways."""
+    words = lane_words(machine)
+    resources = {words[lane]: seconds for lane, seconds in alone.items()}
+    if not machine.ssd_path.is_duplex:
+        resources["the SSDs"] = alone.get(Lane.SSD_READ, 0.0) + alone.get(Lane.SSD_WRITE, 0.0)
+    resource = max(resources, key=lambda name: resources[name])
+    return resource, resources[resource]
+
+
+def bottleneck_words(alone: Mapping[Lane, float], step_seconds: float, machine: Machine) -> str:
+    """What a step waits for. `alone`: seconds each lane works, as if nothing shared its link."""
+    resource, seconds = busiest_resource(alone, machine)
+    if seconds >= _LIMIT_SHARE * step_seconds:
+        return f"{resource} ({min(1.0, seconds / step_seconds):.0%} of the step)"
+    words, busiest = lane_words(machine), sorted(alone, key=lambda lane: -alone[lane])[:2]
+    parts = " and ".join(f"{words[lane]} ({alone[lane] / step_seconds:.0%})" for lane in busiest)
+    return f"waiting of {parts} for each other"

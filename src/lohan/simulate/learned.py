@@ -1,0 +1,151 @@
+"""How long tasks take in a run that is going on, learned from every step of it.
+
+Owns the window of the last steps and their medians, so that a slow step or two change nothing. They
+serve twice: replayed by the simulator, kind of task by kind of task, they predict the next step; as
+rates of lanes (`refine`) they make the machine that another plan would be made for. Pure: told of
+what ran, and when.
+"""
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from lohan.hardware.machine import Machine
+from lohan.plan.system import DrivingRates
+from lohan.schedule.task import Move, Task
+from lohan.simulate.durations import Durations
+from lohan.simulate.refine import ObservedRate, lost_seconds, observed_rates, with_rate
+from lohan.trace import Span, Trace
+from lohan.trace.rows import merged
+from lohan.vocabulary import BlockId, Lane
+
+NUM_STEPS = 5
+"""In the window. Two of them may be slow for whatever reason."""
+
+TimedTask = tuple[Task, float, float]
+"""With its beginning and end in seconds."""
+_Kind = tuple[Lane, str, BlockId | None]
+
+
+def work_seconds(
+    ran: Sequence[TimedTask], machine: Machine, rates: DrivingRates
+) -> dict[Lane, float]:
+    """How long each lane worked, less the time its link worked for others and what the system
+    itself costs."""
+    by_lane: dict[Lane, list[tuple[float, float]]] = {lane: [] for lane in Lane}
+    fixed = dict.fromkeys(Lane, 0.0)
+    for task, start, end in ran:
+        by_lane[task.lane].append((start, end))
+        fixed[task.lane] += task.fixed_seconds
+    busy = {lane: merged(sorted(found)) for lane, found in by_lane.items()}
+    return {
+        lane: max(
+            0.0,
+            sum(end - start for start, end in own)
+            - lost_seconds(lane, own, busy, machine, rates)
+            - fixed[lane],
+        )
+        for lane, own in busy.items()
+    }
+
+
+class LearnedDurations(Durations):
+    """Seconds of tasks as the run has shown them; of kinds it has not, by the machine's rates."""
+
+    def __init__(
+        self, machine: Machine, rates: DrivingRates, seconds_per_unit: Mapping[_Kind, float]
+    ) -> None:
+        super().__init__(machine, rates)
+        self._seconds_per_unit = seconds_per_unit
+
+    def of(self, task: Task) -> float:
+        """Seconds of one task alone on its lane and link."""
+        per_unit = self._seconds_per_unit.get(_kind(task))
+        if per_unit is None:
+            return super().of(task)
+        return task.fixed_seconds + per_unit * _units(task)
+
+
+class LearnedTimes:
+    """What the last steps have shown."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[Sequence[TimedTask], dict[_Kind, float]]] = deque(maxlen=NUM_STEPS)
+
+    @property
+    def num_steps(self) -> int:
+        """In the window."""
+        return len(self._steps)
+
+    def add(self, ran: Sequence[TimedTask], machine: Machine, rates: DrivingRates) -> None:
+        """A step has ended in which these tasks ran to their end."""
+        work = work_seconds(ran, machine, rates)
+        whole: dict[Lane, float] = defaultdict(float)
+        seconds: dict[_Kind, float] = defaultdict(float)
+        units: dict[_Kind, float] = defaultdict(float)
+        for task, start, end in ran:
+            took = max(0.0, end - start - task.fixed_seconds)
+            whole[task.lane] += took
+            seconds[_kind(task)] += took
+            units[_kind(task)] += _units(task)
+        share = {lane: work[lane] / took if took else 1.0 for lane, took in whole.items()}
+        per_unit = {kind: share[kind[0]] * took / units[kind] for kind, took in seconds.items()}
+        self._steps.append((ran, per_unit))
+
+    def clear(self) -> None:
+        """Forget all steps: tasks are others from now on."""
+        self._steps.clear()
+
+    def durations(self, machine: Machine, rates: DrivingRates) -> LearnedDurations:
+        """The median of every kind of task; `machine` says what no step has shown."""
+        found: dict[_Kind, list[float]] = defaultdict(list)
+        for _, per_unit in self._steps:
+            for kind, seconds in per_unit.items():
+                found[kind].append(seconds)
+        medians = {kind: statistics.median(seconds) for kind, seconds in found.items()}
+        return LearnedDurations(machine, rates, medians)
+
+    def machine(self, machine: Machine, rates: DrivingRates) -> Machine:
+        """The machine with the median of what its lanes reached in each step."""
+        found: dict[Lane, list[ObservedRate]] = defaultdict(list)
+        for ran, _ in self._steps:
+            tasks = [task for task, _, _ in ran]
+            for one in observed_rates(machine, tasks, _trace(ran), rates=rates):
+                found[one.lane].append(one)
+        for seen in found.values():
+            middle = statistics.median(one.observed_per_second for one in seen)
+            machine = with_rate(machine, replace(seen[0], observed_per_second=middle))
+        return machine
+
+
+def _kind(task: Task) -> _Kind:
+    # Blocks differ in how well they compute; bytes are bytes.
+    is_move = isinstance(task.action, Move)
+    return task.lane, task.action.kind.value, None if is_move else task.block
+
+
+def _units(task: Task) -> int:
+    """What a task's time is in proportion to: bytes, parameters, or nothing but its block."""
+    action = task.action
+    if isinstance(action, Move):
+        return max(1, action.nbytes)
+    return max(1, action.num_parameters) if task.lane is Lane.CPU else 1
+
+
+def _trace(ran: Iterable[TimedTask]) -> Trace:
+    return Trace(
+        name="learned",
+        is_simulated=False,
+        spans=tuple(
+            Span(
+                lane=task.lane,
+                name=task.name,
+                start_seconds=start,
+                end_seconds=end,
+                task=task.id,
+                step=task.step,
+            )
+            for task, start, end in ran
+        ),
+    )
