@@ -1,11 +1,12 @@
 """`lohan.attach`: from a model, an optimizer and SSD directories to an engine that trains.
 
-Owns the defaults a user may leave out: what machine this is (measured once, kept), how much memory
-is free. The rest is `runtime.attach`.
+Owns the defaults a user may leave out: what machine this is (measured when it must be, kept), how
+much memory is free. The rest is `runtime.attach`.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,19 +15,32 @@ from lohan.device import Device, open_device
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware import Machine, machine_from
 from lohan.hardware.limits import available_ram_bytes, is_bound_by_locking
-from lohan.measure import MeasuredMachine, profile_machine
+from lohan.measure import (
+    Instruments,
+    MeasuredMachine,
+    Part,
+    Sizes,
+    measuring_bar,
+    profile_machine,
+)
+from lohan.measure.machine import MOST_WRITTEN_BYTES
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
+from lohan.runtime.known_drives import KnownDrives
 from lohan.runtime.planning import Policy
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import check_directories
 from lohan.store.initial import Moments
-from lohan.units import format_bytes, parse_bytes
+from lohan.units import MIB, format_bytes, parse_bytes
 
 Directories = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+_MEASURING_SHARE = 0.05
+"""Of all that a run may write, where that is limited."""
+_LEAST_MEASURING_BYTES = 64 * MIB
+"""Less says nothing about a drive."""
 _FREE_SHARE = 0.9
 """Of what is free, lohan takes this much unless told: other programs go on living."""
 
@@ -68,7 +82,8 @@ def attach(
         device: "cuda", "cpu", "emulated", or an open device. None: a GPU if there is one.
         policy: a name (`lohan compare` lists them), or a function of machine, model shape and
             workload that returns a Plan.
-        machine: a Machine, its name or file. None: this machine, measured once and remembered.
+        machine: a Machine, its name or file: nothing is measured. None: this machine, measured once
+            and remembered; its drives only if steps use them, with 2 GiB of writes at most.
         weights: (name, tensor) of every parameter, in any order; streamed to SSD.
         moments: both moments of a parameter by its name, to go on from a copy of a run; with
             `counters` and `buffers`, the copied `Engine.counters` and `Engine.buffers`.
@@ -114,15 +129,14 @@ def attach(
         else:
             ram_bytes = _free_ram(opened)
         gpu_bytes = given_gpu_bytes if given_gpu_bytes is not None else _free_gpu(opened)
-        found = _machine(machine, directories, opened, progress)
-        measured = found if isinstance(found, MeasuredMachine) else None
+        known = _known_drives(machine, directories, opened, progress, write_limit)
         engine = attach_engine(
             model,
             optimizer,
             ssd=directories,
             ram_bytes=ram_bytes,
             gpu_bytes=gpu_bytes,
-            machine=found.machine if isinstance(found, MeasuredMachine) else found,
+            machine=known,
             device=opened,
             policy=policy,
             weights=weights,
@@ -139,8 +153,6 @@ def attach(
             num_threads=threads,
             progress=progress,
             is_tracing=is_tracing,
-            drive_settings=measured.settings if measured is not None else None,
-            drive_weights=measured.weights if measured is not None else None,
             owns_device=owns_device,
         )
     except BaseException:
@@ -184,18 +196,57 @@ def _free_gpu(device: Device) -> int | None:
     return None if device.shares_ram else device.memory_bytes
 
 
-def _machine(
+def _known_drives(
     machine: Machine | MeasuredMachine | str | None,
     directories: Sequence[str | os.PathLike[str]],
     device: Device,
     progress: Callable[[str], None] | None,
-) -> Machine | MeasuredMachine:
+    write_limit: WriteLimit | None,
+) -> KnownDrives:
+    """What is known of this machine without writing to its drives, and how to know more."""
     if isinstance(machine, str):
-        return machine_from(machine)
+        machine = machine_from(machine)
+    if isinstance(machine, MeasuredMachine):
+        return _known(machine)
     if machine is not None:
-        return machine
-    # Whether a machine is measured or remembered must not change what a run draws.
-    target = device.torch_device
-    with torch.random.fork_rng(devices=[] if target.type == "cpu" else [target]):
-        measured, _ = profile_machine(ssd=directories, device=device, report=progress)
-    return measured
+        return KnownDrives(machine=machine)
+
+    def profile(needed: Collection[Part], most_bytes: int) -> MeasuredMachine:
+        # Whether a machine is measured or remembered must not change what a run draws.
+        target = device.torch_device
+        cards = [] if target.type == "cpu" else [target]
+        with torch.random.fork_rng(devices=cards), measuring_bar() as on_share:
+            return profile_machine(
+                ssd=directories,
+                device=device,
+                report=progress,
+                on_share=None if progress is None else on_share,
+                instruments=Instruments(sizes=Sizes(most_written_bytes=most_bytes)),
+                needed=needed,
+            )[0]
+
+    most_bytes = MOST_WRITTEN_BYTES
+    if write_limit is not None:
+        most_bytes = min(most_bytes, int(write_limit.budget_bytes * _MEASURING_SHARE))
+    measured = profile([part for part in Part if part is not Part.DRIVES], most_bytes)
+    known = _known(measured)
+    if Part.DRIVES not in measured.unsure_parts() or most_bytes < _LEAST_MEASURING_BYTES:
+        return known
+    return replace(
+        known,
+        measure=lambda: _known(profile([Part.DRIVES], most_bytes)),
+        most_measuring_bytes=most_bytes,
+    )
+
+
+def _known(measured: MeasuredMachine) -> KnownDrives:
+    note = "the drives' rates are those of usual ones until steps have shown them"
+    if measured.drives:
+        note = "SSD writes at a burst rate until steps have shown what the drives hold"
+    return KnownDrives(
+        machine=measured.machine,
+        settings=measured.settings or None,
+        weights=measured.weights or None,
+        written_bytes=measured.written_now_bytes,
+        note=note if not measured.drives or measured.is_burst else "",
+    )

@@ -13,7 +13,7 @@ import pytest
 from lohan.hardware import Machine
 from lohan.measure import profile as profiling
 from support.command_line import Ran, run_lohan
-from support.profiles import drive, profile, quick_instruments
+from support.profiles import drive, profile, quick_instruments, steady
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def ssd(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 
     def quick(**options: Any) -> object:
         options |= {"seconds": 1e-3, "instruments": quick_instruments()}
-        return real(**options)
+        return steady(real(**options))
 
     monkeypatch.setattr(profiling, "measure_machine", quick)
     path = tmp_path / "ssd"
@@ -42,7 +42,7 @@ def test_a_machine_is_measured_shown_and_kept(ssd: pathlib.Path) -> None:
     assert "measured now" in first.stdout
     for words in ("SSD directories", "CPU updates", "Memory to plan with", "--refresh"):
         assert words in first.stdout
-    assert "measuring: " in first.stderr
+    assert "measuring drives, copies, compute, updates: asked for" in first.stderr
     assert list(ssd.iterdir()) == []
     second = run_lohan("profile", "--ssd", ssd, "--device", "cpu")
     assert second.exit_code == 0
@@ -152,4 +152,4 @@ def test_an_order_to_end_removes_the_files(tmp_path: pathlib.Path) -> None:
 def test_a_profile_is_valid_json_on_disk(ssd: pathlib.Path) -> None:
     run(ssd)
     (kept,) = (ssd.parent / "cache/lohan").iterdir()
-    assert json.loads(kept.read_text())["version"] == 1
+    assert json.loads(kept.read_text())["version"] == 2

@@ -35,6 +35,7 @@ class PlainResult:
     written_bytes: int = 0
     busy: Mapping[str, float] = field(default_factory=dict)
     bottleneck: str = "cpu"
+    predicted_seconds: float | None = None
     is_skipped: bool = False
     loss_scale: float | None = None
 
@@ -67,7 +68,8 @@ class PlainEngine:
         self.sealed: PlainManifest | None = None
         self.num_steps = int((counters or {}).get("num_steps", 0))
         self.plan = self.prediction = None
-        self.written_bytes = self.ram_peak_bytes = 0
+        self.written_bytes = self.measuring_bytes = self.ram_peak_bytes = 0
+        self.rates_note = ""
         self.gpu_peak_bytes: int | None = None
         self.is_rehearsing = False
         self.is_closed = False

@@ -1,8 +1,9 @@
 """A profile made by hand, and a quick way to measure this machine."""
 
+import math
 import pathlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from lohan.measure import (
     MeasuredMachine,
     Sizes,
     profile_machine,
+    save_profile,
 )
 from lohan.measure.compute import ComputeFigures
 from lohan.measure.copies import CopyFigures
@@ -27,7 +29,7 @@ MEASURED_AT = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
 
 def figure(per_second: float) -> Figure:
-    return Figure(samples=(per_second, 0.9 * per_second, 1.2 * per_second))
+    return Figure(samples=(per_second, 0.9 * per_second, 1.1 * per_second))
 
 
 def drive(
@@ -67,6 +69,7 @@ def profile(**changes: Any) -> MeasuredMachine:
             both_ways_slowdown=1.25,
             is_pinned=True,
         ),
+        ram_copies=figure(5e10),
         compute=ComputeFigures(flops=figure(1e14), memory=figure(1e12), tokens=1024, width=2048),
         updates=figure(2e9),
         num_update_threads=8,
@@ -82,7 +85,7 @@ def quick_instruments(make_engine: Callable[[], IoEngine] | None = None) -> Inst
     return Instruments(
         make_engine=make_engine or (lambda: choose_engine()[0]),
         sizes=Sizes(
-            most_file_bytes=8 * MIB,
+            most_written_bytes=32 * MIB,
             least_file_bytes=MIB,
             request_bytes=MIB,
             copy_bytes=MIB,
@@ -90,6 +93,7 @@ def quick_instruments(make_engine: Callable[[], IoEngine] | None = None) -> Inst
             blocks=((8, 64),),
             num_parameters=2**16,
         ),
+        most_spread=math.inf,
     )
 
 
@@ -108,4 +112,20 @@ def keep_quick_profile(cache_home: pathlib.Path, ssd: list[pathlib.Path]) -> Non
     """Measure this machine hastily for these directories, and keep it below XDG_CACHE_HOME: what
     is attached there then starts at once."""
     options = {**quick_options(ssd[0]), "ssd": ssd, "num_threads": None}
-    profile_machine(**options, instruments=quick_instruments(), cache=cache_home / "lohan")
+    found, _ = profile_machine(
+        **options, instruments=quick_instruments(), cache=cache_home / "lohan"
+    )
+    save_profile(steady(found), directory=cache_home / "lohan")
+
+
+def steady(found: Any) -> Any:
+    """The same record, each figure in it as if all its samples had agreed."""
+    if isinstance(found, Figure):
+        return Figure(samples=(found.per_second,) * len(found.samples))
+    if isinstance(found, tuple):
+        return tuple(steady(one) for one in found)
+    if is_dataclass(found) and type(found).__module__.startswith("lohan.measure"):
+        return replace(
+            found, **{one.name: steady(getattr(found, one.name)) for one in fields(found)}
+        )
+    return found

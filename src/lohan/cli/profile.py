@@ -41,7 +41,8 @@ def profile(
         typer.Option(
             "--sustained",
             help="Seconds of writing without a pause, per drive; long enough to fill a drive's "
-            "fast cache, such as 60. Measures again. [default: 3]",
+            "fast cache, such as 60: tens of GB. Measures again. [default: not at all, and 2 GiB "
+            "are written]",
         ),
     ] = None,
     json: JsonOption = False,
@@ -60,8 +61,7 @@ def profile(
     from lohan.cli.profile_meaning import meaning_of
     from lohan.cli.profile_tables import show_profile
     from lohan.cli.request import parse_size
-    from lohan.measure import profile_machine
-    from lohan.measure.machine import SUSTAINED_SECONDS
+    from lohan.measure import measuring_bar, profile_machine
 
     check_outputs([out], force=force)
     ram_bytes = None if ram is None else parse_size(ram, "--ram")
@@ -69,15 +69,17 @@ def profile(
     # An order to end is obeyed like Ctrl-C: the files made for measuring are removed first.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))
     try:
-        measured, source = profile_machine(
-            ssd=ssd,
-            device=device,
-            ram_bytes=ram_bytes,
-            gpu_bytes=gpu_bytes,
-            sustained_seconds=SUSTAINED_SECONDS if sustained is None else sustained,
-            should_refresh=refresh or sustained is not None,
-            report=lambda line: print(line, file=sys.stderr, flush=True),
-        )
+        with measuring_bar() as on_share:
+            measured, source = profile_machine(
+                ssd=ssd,
+                device=device,
+                ram_bytes=ram_bytes,
+                gpu_bytes=gpu_bytes,
+                sustained_seconds=sustained,
+                should_refresh=refresh or sustained is not None,
+                report=lambda line: print(line, file=sys.stderr, flush=True),
+                on_share=on_share,
+            )
     finally:
         signal.signal(signal.SIGTERM, before)
     meaning = meaning_of(measured.machine)

@@ -9,7 +9,6 @@ from lohan.cli.output import table
 from lohan.cli.profile_meaning import Meaning
 from lohan.measure import Figure, MeasuredMachine
 from lohan.measure.cache import MOST_AGE
-from lohan.measure.disks import DriveFigures
 from lohan.units import (
     format_bytes,
     format_bytes_decimal,
@@ -19,7 +18,6 @@ from lohan.units import (
 )
 from lohan.vocabulary import Lane
 
-_NOISY_SPREAD = 0.3
 _LANE_WORDS = {
     Lane.SSD_READ: "SSD reads",
     Lane.SSD_WRITE: "SSD writes",
@@ -91,11 +89,11 @@ def _drives(measured: MeasuredMachine) -> Table:
             _rate(figures.read),
             _rate(figures.write),
             _rate(figures.mixed),
-            _rate(drive.sustained_write),
+            _rate(drive.sustained_write) if drive.sustained_write else "not measured",
             f"{drive.weight / total:.0%}",
         )
-    if len(measured.drives) > 1:
-        together: DriveFigures = measured.together
+    together = measured.together
+    if together is not None and len(measured.drives) > 1:
         shown.add_row(
             "all together", _rate(together.read), _rate(together.write), _rate(together.mixed)
         )
@@ -140,18 +138,20 @@ def _notes(measured: MeasuredMachine) -> list[str]:
         f"{format_bytes_decimal(measured.written_bytes)} were written to measure; drives are taken "
         "to endure 600 times what they hold, the data sheet knows better (endurance_bytes)"
     )
-    figures = {
-        "reads": measured.together.read,
-        "writes": measured.together.write,
-        "RAM to GPU copies": measured.copies.ram_to_gpu,
-        "GPU to RAM copies": measured.copies.gpu_to_ram,
-        "compute": measured.compute.flops,
-        "updates": measured.updates,
-    }
-    noisy = [name for name, figure in figures.items() if figure.spread > _NOISY_SPREAD]
+    noisy = sorted(measured.unsure_parts())
     if noisy:
-        notes.append(f"{', '.join(noisy)} varied a lot: was something else running?")
+        notes.append(
+            f"{', '.join(noisy)} varied a lot (was something else running?): measured again next "
+            "time"
+        )
+    if measured.is_burst:
+        notes.append(
+            "writes are a burst: a run learns what the drives hold from its own, --sustained 60 "
+            "measures it"
+        )
     for drive in measured.drives:
+        if drive.sustained_write is None or measured.sustained_seconds is None:
+            continue
         sustained, burst = drive.sustained_write.per_second, drive.figures.write.per_second
         if sustained < 0.8 * burst:
             notes.append(

@@ -42,6 +42,14 @@ def train(
         str | None,
         typer.Option(metavar="NAME", help="cuda, cuda:0, cpu or emulated. [default: a GPU if any]"),
     ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A preset or machine file to plan with; nothing is measured. "
+            "[default: this machine, measured as far as the plan needs it]",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in OUT from its newest seal.")
     ] = False,
@@ -68,6 +76,7 @@ def train(
 
     given = {"model": model, "data": data, "eval_data": eval_data, "out": out}
     given |= {"offload.ssd": ssd, "offload.ram": ram, "offload.gpu": gpu, "offload.device": device}
+    given["offload.machine"] = machine
     path, overrides = read_words(ctx.args)
     overrides += [(key, value) for key, value in given.items() if value not in (None, [])]
     require_train_packages()

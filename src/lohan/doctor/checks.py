@@ -172,7 +172,9 @@ def examine_profile(device: "Device", reports: Sequence[DirectoryReport]) -> Fin
     from lohan.measure import cache_directory, load_profile, machine_facts
 
     name = "profile"
-    measure = "a run measures first, for about a minute; `lohan profile --ssd DIR` does it now"
+    measure = (
+        "a run measures what it needs first, in some seconds; `lohan profile --ssd DIR` does it now"
+    )
     if not reports:
         try:
             count = len(list(cache_directory().glob("profile-*.json")))

@@ -1,5 +1,6 @@
 """Fill in a Machine by measurement: drives, copies, compute, updates, memory that is free."""
 
+from lohan.measure.bar import measuring_bar
 from lohan.measure.cache import (
     MOST_AGE,
     LoadedProfile,
@@ -11,7 +12,7 @@ from lohan.measure.cache import (
 from lohan.measure.facts import DriveFacts, MachineFacts, machine_facts
 from lohan.measure.figure import Figure
 from lohan.measure.machine import Instruments, Sizes, measure_machine
-from lohan.measure.measured import MeasuredDrive, MeasuredMachine
+from lohan.measure.measured import MeasuredDrive, MeasuredMachine, Part
 from lohan.measure.profile import profile_machine
 
 __all__ = [
@@ -23,11 +24,13 @@ __all__ = [
     "MachineFacts",
     "MeasuredDrive",
     "MeasuredMachine",
+    "Part",
     "Sizes",
     "cache_directory",
     "load_profile",
     "machine_facts",
     "measure_machine",
+    "measuring_bar",
     "profile_machine",
     "profile_path",
     "save_profile",

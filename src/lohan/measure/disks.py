@@ -9,18 +9,17 @@ import contextlib
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import count
 
 from lohan.errors import StorageError
+from lohan.measure.bar import Report
 from lohan.measure.figure import NUM_ROUNDS, Clock, Figure, rate_of
 from lohan.measure.probe_files import OpenProbe, ProbeFiles
 from lohan.ssd import DriveSettings, Mixing, Ticket
 from lohan.units import GIB, MIB, format_bytes, format_rate
-
-Report = Callable[[str], None]
 
 
 class Traffic(StrEnum):
@@ -47,8 +46,8 @@ CANDIDATES: tuple[DriveSettings, ...] = (
     ),
 )
 _TAIL_SHARE = 1 / 3
-# Per drive. A sample ends here however fast the drive is: measuring should not wear it.
-_MOST_SAMPLE_BYTES = GIB
+_MOST_READ_BYTES = GIB
+"""Of a sample, per drive. Enough, however fast the drive is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,12 @@ class DriveFigures:
 class DiskMeasurement:
     """Takes times on probe files. Runs on: the caller. May block: on the drives."""
 
-    def __init__(self, files: ProbeFiles, *, seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, files: ProbeFiles, *, seconds: float, most_sample_bytes: int, clock: Clock
+    ) -> None:
+        """`most_sample_bytes`: that a sample may write to each drive."""
         self._files, self._clock, self._seconds = files, clock, seconds
+        self._most_sample_bytes = most_sample_bytes
 
     def measure(
         self,
@@ -111,12 +114,10 @@ class DiskMeasurement:
     def choose_settings(self, directory: int, report: Report) -> DriveSettings:
         """Find block size and queue depth: a quick look at all, then the best against the default.
 
-        What counts is the time of reading and writing as many bytes.
+        The quick look only reads, which wears nothing. What then counts is the time of reading and
+        writing as many bytes, in six samples with writes.
         """
-        looked_at = {
-            candidate: self._round_trip(directory, candidate, self._seconds / 2)
-            for candidate in CANDIDATES
-        }
+        looked_at = {candidate: self._reads(directory, candidate) for candidate in CANDIDATES}
         best = max(looked_at, key=lambda candidate: looked_at[candidate])
         if best == _DEFAULT:
             return _DEFAULT
@@ -133,6 +134,10 @@ class DiskMeasurement:
             + ("taken" if is_better else "not clearly better, the default stays")
         )
         return best if is_better else _DEFAULT
+
+    def _reads(self, directory: int, settings: DriveSettings) -> float:
+        with self._files.open([settings], [directory]) as probe:
+            return self._run(probe, Traffic.READ, [1.0], self._seconds / 2)
 
     def _round_trip(self, directory: int, settings: DriveSettings, seconds: float) -> float:
         """Bytes per second of writing and reading back, one after the other."""
@@ -171,7 +176,8 @@ class DiskMeasurement:
         self, probe: OpenProbe, traffic: Traffic, shares: Sequence[float], seconds: float
     ) -> float:
         """Keep the queues full for `seconds`; returns bytes per second, the emptying included."""
-        most_requests = len(probe.files) * max(1, _MOST_SAMPLE_BYTES // self._files.request_bytes)
+        most_bytes = _MOST_READ_BYTES if traffic is Traffic.READ else self._most_sample_bytes
+        most_requests = len(probe.files) * max(1, most_bytes // self._files.request_bytes)
         ends = self._ends(probe, traffic, shares, seconds, most_requests)
         return rate_of(len(ends) * self._files.request_bytes, ends[-1])
 

@@ -11,6 +11,8 @@ Clock = Callable[[], float]
 """Seconds since some fixed moment; never goes back."""
 
 NUM_ROUNDS = 3
+MOST_SPREAD = 0.25
+"""Samples further apart were taken under load, and are not worth remembering."""
 _MOST_REPEATS = 100_000  # so that a clock that stands still cannot hang a measurement
 
 

@@ -1,4 +1,4 @@
-"""MeasuredMachine: a Machine with where its numbers come from, and its JSON form (version 1).
+"""MeasuredMachine: a Machine with where its numbers come from, and its JSON form (version 2).
 
 Owns the record: date, figures with their spread, what was chosen for each drive. Measures nothing
 (`machine.py`) and stores nothing (`cache.py`). Read by `lohan profile`, and by whoever lays out
@@ -8,8 +8,9 @@ files over several drives.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Self
 
 from lohan.errors import ConfigError
@@ -19,10 +20,19 @@ from lohan.measure.compute import ComputeFigures
 from lohan.measure.copies import CopyFigures
 from lohan.measure.disks import DriveFigures
 from lohan.measure.facts import DriveFacts, MachineFacts
-from lohan.measure.figure import Figure
+from lohan.measure.figure import MOST_SPREAD, Figure
 from lohan.ssd import DriveSettings, Mixing
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+
+class Part(StrEnum):
+    """What is measured, and remembered, on its own."""
+
+    DRIVES = "drives"
+    COPIES = "copies"
+    COMPUTE = "compute"
+    UPDATES = "updates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +42,18 @@ class MeasuredDrive:
     path: str
     figures: DriveFigures
     """Of this directory alone."""
-    sustained_write: Figure
-    """The end of a long write: below the burst once a drive's fast cache is full."""
+    sustained_write: Figure | None
+    """The end of a long write, if one was asked for: below the burst once a drive's fast cache is
+    full."""
     settings: DriveSettings
     """Block size, queue depth and mixing that suit it best."""
 
     @property
     def lasting_write_per_second(self) -> float:
-        """What to plan with: the lower of burst and sustained."""
-        return min(self.figures.write.per_second, self.sustained_write.per_second)
+        """What to plan with: the lower of burst and sustained, as far as it is known."""
+        burst = self.figures.write.per_second
+        sustained = self.sustained_write
+        return burst if sustained is None else min(burst, sustained.per_second)
 
     @property
     def weight(self) -> float:
@@ -59,13 +72,16 @@ class MeasuredMachine:
     lohan_version: str
     seconds: float
     """Of one sample."""
-    sustained_seconds: float
+    sustained_seconds: float | None
     facts: MachineFacts
     io_engine: str
     drives: tuple[MeasuredDrive, ...]
-    together: DriveFigures
+    """None where nothing moves to them: then the machine has usual ones."""
+    together: DriveFigures | None
     """All directories at once."""
     copies: CopyFigures
+    ram_copies: Figure
+    """Of one thread, within main memory."""
     compute: ComputeFigures
     updates: Figure
     """Parameters per second."""
@@ -76,6 +92,26 @@ class MeasuredMachine:
     """What else the user should know."""
     written_bytes: int = 0
     """What measuring wrote to the drives."""
+    written_now_bytes: int = 0
+    """As much of it as was written just now, not when a kept profile was made. Not kept itself."""
+
+    def __post_init__(self) -> None:
+        assert len(self.drives) == (len(self.facts.drives) if self.together else 0), "all or none"
+
+    def unsure_parts(self, most_spread: float = MOST_SPREAD) -> frozenset[Part]:
+        """Parts some of whose samples lie too far apart to be remembered, or that have none."""
+        drives = [self.together, *(drive.figures for drive in self.drives)]
+        figures = {
+            Part.DRIVES: [one for found in drives if found for one in (found.read, found.write)],
+            Part.COPIES: [self.copies.ram_to_gpu, self.copies.gpu_to_ram],
+            Part.COMPUTE: [self.compute.flops],
+            Part.UPDATES: [self.updates],
+        }
+        return frozenset(
+            part
+            for part, found in figures.items()
+            if not found or any(one.spread > most_spread for one in found)
+        )
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -91,12 +127,10 @@ class MeasuredMachine:
         """How old the figures are."""
         return now - self.measured_at
 
-    def at_paths(self, paths: tuple[str, ...]) -> Self:
-        """The same figures for other directories on the same drives."""
-        drives = tuple(
-            replace(drive, path=path) for drive, path in zip(self.drives, paths, strict=True)
-        )
-        return replace(self, drives=drives)
+    @property
+    def is_burst(self) -> bool:
+        """Whether the write rate is one that drives may not hold for long."""
+        return any(drive.sustained_write is None for drive in self.drives)
 
     def to_fields(self) -> dict[str, object]:
         """Everything as plain values."""
@@ -113,19 +147,21 @@ class MeasuredMachine:
                 {
                     "path": drive.path,
                     **_drive_figures_fields(drive.figures),
-                    "sustained_write": _figure_fields(drive.sustained_write),
+                    "sustained_write": drive.sustained_write
+                    and _figure_fields(drive.sustained_write),
                     "weight": drive.weight,
                     "settings": _settings_fields(drive.settings),
                 }
                 for drive in self.drives
             ],
-            "together": _drive_figures_fields(self.together),
+            "together": self.together and _drive_figures_fields(self.together),
             "copies": {
                 "ram_to_gpu": _figure_fields(self.copies.ram_to_gpu),
                 "gpu_to_ram": _figure_fields(self.copies.gpu_to_ram),
                 "both_ways_slowdown": self.copies.both_ways_slowdown,
                 "is_pinned": self.copies.is_pinned,
             },
+            "ram_copies": _figure_fields(self.ram_copies),
             "compute": {
                 "flops": _figure_fields(self.compute.flops),
                 "memory": _figure_fields(self.compute.memory),
@@ -216,7 +252,7 @@ def _arguments(found: Mapping[str, Any]) -> dict[str, Any]:
         "measured_at": datetime.fromisoformat(found["measured_at"]).astimezone(UTC),
         "lohan_version": _text(found["lohan_version"]),
         "seconds": float(found["seconds"]),
-        "sustained_seconds": float(found["sustained_seconds"]),
+        "sustained_seconds": found["sustained_seconds"] and float(found["sustained_seconds"]),
         "facts": MachineFacts(
             **{**facts, "drives": tuple(DriveFacts(**one) for one in facts["drives"])}
         ),
@@ -225,20 +261,21 @@ def _arguments(found: Mapping[str, Any]) -> dict[str, Any]:
             MeasuredDrive(
                 path=_text(one["path"]),
                 figures=_drive_figures_from(one),
-                sustained_write=_figure_from(one["sustained_write"]),
+                sustained_write=one["sustained_write"] and _figure_from(one["sustained_write"]),
                 settings=DriveSettings(
                     **{**one["settings"], "mixing": Mixing(one["settings"]["mixing"])}
                 ),
             )
             for one in found["drives"]
         ),
-        "together": _drive_figures_from(found["together"]),
+        "together": found["together"] and _drive_figures_from(found["together"]),
         "copies": CopyFigures(
             ram_to_gpu=_figure_from(copies["ram_to_gpu"]),
             gpu_to_ram=_figure_from(copies["gpu_to_ram"]),
             both_ways_slowdown=float(copies["both_ways_slowdown"]),
             is_pinned=bool(copies["is_pinned"]),
         ),
+        "ram_copies": _figure_from(found["ram_copies"]),
         "compute": ComputeFigures(
             flops=_figure_from(compute["flops"]),
             memory=_figure_from(compute["memory"]),

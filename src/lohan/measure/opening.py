@@ -7,14 +7,14 @@ from lohan.device import Device, open_device
 from lohan.errors import ConfigError
 
 
-def check_numbers(seconds: float, sustained_seconds: float, num_threads: int | None) -> None:
+def check_numbers(seconds: float, sustained_seconds: float | None, num_threads: int | None) -> None:
     """Refuse times and counts that cannot be.
 
     Raises:
         ConfigError: naming the one.
     """
     for name, value in (("seconds", seconds), ("sustained_seconds", sustained_seconds)):
-        if not 0 < value <= 3600:
+        if value is not None and not 0 < value <= 3600:
             raise ConfigError(
                 f"{name} is {value}",
                 why="a measurement takes some time, and at most an hour",

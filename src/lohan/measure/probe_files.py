@@ -29,10 +29,8 @@ from lohan.ssd import (
     RunDirectories,
     Ticket,
 )
-from lohan.units import GIB, MIB, format_bytes
+from lohan.units import MIB, format_bytes
 
-MOST_BYTES = 2 * GIB
-"""Of all files together."""
 LEAST_BYTES = 64 * MIB
 """Of one file: on less a drive would be measured from its own cache."""
 REQUEST_BYTES = 16 * MIB
@@ -66,7 +64,7 @@ class ProbeFiles:
         reports: Sequence[DirectoryReport],
         make_engine: EngineMaker,
         *,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int,
         least_bytes: int = LEAST_BYTES,
         request_bytes: int = REQUEST_BYTES,
     ) -> None:

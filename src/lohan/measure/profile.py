@@ -1,29 +1,21 @@
-"""The profile of this machine: the one that is kept, or a new one.
+"""The profile of this machine: what is kept of it, and the rest measured.
 
-Owns the decision between the two and what is said about it. Figures are kept, memory that is free
-is not. Called by `lohan profile` and by whoever starts a run.
+Owns which parts are measured and what is said about it. Figures are kept if their samples agree;
+memory that is free is not. Called by `lohan profile` and by whoever starts a run.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lohan.device import Device
 from lohan.errors import ConfigError
 from lohan.hardware.this_host import num_usable_cores
+from lohan.measure.bar import OnShare, Report
 from lohan.measure.cache import load_profile, save_profile
-from lohan.measure.disks import Report
 from lohan.measure.facts import machine_facts
-from lohan.measure.machine import (
-    SECONDS,
-    SUSTAINED_SECONDS,
-    Instruments,
-    measure_machine,
-    with_room,
-)
-from lohan.measure.measured import MeasuredMachine
-from lohan.measure.memory import memory_to_plan_with
+from lohan.measure.machine import SECONDS, Instruments, measure_machine
+from lohan.measure.measured import MeasuredMachine, Part
 from lohan.measure.opening import OpenedDevice, check_numbers
 from lohan.ssd import check_directories
 
@@ -35,40 +27,40 @@ def profile_machine(
     ram_bytes: int | None = None,
     gpu_bytes: int | None = None,
     seconds: float = SECONDS,
-    sustained_seconds: float = SUSTAINED_SECONDS,
+    sustained_seconds: float | None = None,
     num_threads: int | None = None,
     report: Report | None = None,
+    on_share: OnShare | None = None,
     instruments: Instruments | None = None,
     should_refresh: bool = False,
+    needed: Collection[Part] = tuple(Part),
     cache: Path | None = None,
 ) -> tuple[MeasuredMachine, str]:
-    """Return the kept profile of this machine, or measure and keep one; and say which.
+    """Return the profile of this machine, measuring and keeping what is not kept; and say which.
 
-    Memory that is free is asked anew either way. Arguments and errors as in `measure_machine`;
-    `cache` is another place for profiles.
+    Memory that is free is asked anew either way. Parts that are not `needed` are taken as they are
+    kept, and drives that are not kept as usual ones. Arguments and errors otherwise as in
+    `measure_machine`; `cache` is another place for profiles.
     """
     report = report or (lambda line: None)
     instruments = instruments or Instruments()
     check_numbers(seconds, sustained_seconds, num_threads)
     reports = check_directories(ssd)
     with OpenedDevice(device, gpu_bytes) as opened:
-        facts = machine_facts(opened, reports)
-        loaded = load_profile(facts, directory=cache)
+        loaded = load_profile(machine_facts(opened, reports), directory=cache)
         reason = "asked for" if should_refresh else loaded.reason
         kept = None if should_refresh else loaded.profile
-        wanted_threads = num_threads or num_usable_cores()
-        if kept is not None and kept.num_update_threads != wanted_threads:
-            reason = f"updates were measured with {kept.num_update_threads} threads"
-            kept = None
+        # Of what is not kept, only drives can be done without.
+        parts = frozenset(Part) if Part.DRIVES in needed else frozenset(Part) - {Part.DRIVES}
         if kept is not None:
-            ram, gpu, why = memory_to_plan_with(
-                opened, ram_bytes, gpu_bytes, available=instruments.available_ram
-            )
-            machine = kept.machine.with_ram(ram).with_gpu_memory(gpu)
-            machine = replace(machine, ssds=with_room(machine.ssds, reports))
-            found = replace(kept, machine=machine, ram_reason=why)
-            return found.at_paths(tuple(one.path for one in reports)), loaded.reason
-        report(f"measuring: {reason}")
+            parts = kept.unsure_parts(instruments.most_spread)
+            reason = "the kept figures varied too much, or there are none"
+            if kept.num_update_threads != (num_threads or num_usable_cores()):
+                parts |= {Part.UPDATES}
+                reason = f"updates were measured with {kept.num_update_threads} threads"
+            parts &= frozenset(needed)
+        if parts:
+            report(f"measuring {', '.join(one for one in Part if one in parts)}: {reason}")
         measured = measure_machine(
             ssd=ssd,
             device=opened,
@@ -78,12 +70,19 @@ def profile_machine(
             sustained_seconds=sustained_seconds,
             num_threads=num_threads,
             report=report,
+            on_share=on_share,
             instruments=instruments,
+            parts=parts,
+            kept=kept,
         )
+    if not parts:
+        return measured, loaded.reason
     try:
         path = save_profile(measured, directory=cache)
     except ConfigError as error:
         # The figures are good all the same.
         report(f"not kept: {error.what} ({error.why})")
         return measured, f"measured now ({reason}); not kept"
-    return measured, f"measured now ({reason}); kept in {path}"
+    unsure = measured.unsure_parts(instruments.most_spread) & parts
+    again = f"; {', '.join(sorted(unsure))} varied too much to be remembered" if unsure else ""
+    return measured, f"measured now ({reason}); kept in {path}{again}"

@@ -7,6 +7,7 @@ before anything is written. `lohan.attach` finds out what machine it runs on and
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,15 +15,16 @@ from torch.nn.parameter import UninitializedParameter
 
 from lohan.device import open_device
 from lohan.device.device import Device
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.budgets import Budgets
 from lohan.runtime.engine import Engine
 from lohan.runtime.freed_memory import bound_held_memory
+from lohan.runtime.known_drives import KnownDrives, measured_if_used
 from lohan.runtime.loss import Progress
 from lohan.runtime.model_buffers import ModelBuffers
-from lohan.runtime.planning import Policy, master_format_of, plan_run
+from lohan.runtime.planning import PlannedRun, Policy, master_format_of, plan_run
 from lohan.runtime.results import RunCounters
 from lohan.runtime.run_setup import (
     RunSetup,
@@ -38,7 +40,7 @@ from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
 from lohan.runtime.traced_model import TracedModel, sizes_of
 from lohan.runtime.write_limit import WriteLimit
-from lohan.ssd import CHUNK_BYTES, DriveSettings, IoEngine, add_drives, choose_engine
+from lohan.ssd import CHUNK_BYTES, IoEngine, add_drives, choose_engine
 from lohan.store import (
     ComputeFormat,
     MasterFormat,
@@ -58,7 +60,7 @@ def attach_engine(
     ssd: Sequence[str | os.PathLike[str]],
     ram_bytes: int,
     gpu_bytes: int | None,
-    machine: Machine,
+    machine: Machine | KnownDrives,
     device: str | Device | None = None,
     policy: str | Policy = "lohan+",
     master_format: MasterFormat | None = None,
@@ -77,8 +79,6 @@ def attach_engine(
     progress: Progress | None = None,
     is_tracing: bool = False,
     io: IoEngine | None = None,
-    drive_settings: Sequence[DriveSettings] | None = None,
-    drive_weights: Sequence[float] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     owns_device: bool = False,
     update_parameters_per_second: float | None = None,
@@ -107,6 +107,7 @@ def attach_engine(
             undo.callback(opened.close)
         else:
             opened = device
+        known = machine if isinstance(machine, KnownDrives) else KnownDrives(machine=machine)
         if opened.shares_ram:
             bound_held_memory(ram_bytes + (gpu_bytes or 0))
         if example is None and largest_step:
@@ -120,24 +121,31 @@ def attach_engine(
         segments, layout = lay_out(model, traced, compute_format, masters)
         first = None if run is not None else initial_tensors(model, weights)
         waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite_policy)
-        if largest_step:
-            tell("checking that the largest step fits")
-            sizes = sizes_of(largest_step)
-            plan_run(
-                traced.shape(sizes, largest_step),
-                sizes,
-                policy=policy,
-                machine=machine,
-                budgets=budgets,
-                layout=layout,
-                clips_gradients=waits_for_norm,
-                shares_ram=opened.shares_ram,
-            )
+
+        def plan(machine: Machine, budgets: Budgets) -> PlannedRun | None:
+            # Without batches, the smallest step there can be shows whether drives are used.
+            sizes = sizes_of(largest_step) if largest_step else traced.smallest_sizes
+            with contextlib.nullcontext() if largest_step else contextlib.suppress(DoesNotFit):
+                return plan_run(
+                    traced.shape(sizes, largest_step or [None]),
+                    sizes,
+                    policy=policy,
+                    machine=machine,
+                    budgets=budgets,
+                    layout=layout,
+                    clips_gradients=waits_for_norm,
+                    shares_ram=opened.shares_ram,
+                )
+            return None
+
+        if largest_step or known.measure is not None:
+            tell("checking that the largest step fits" if largest_step else "planning")
+            known, budgets = measured_if_used(known, budgets, plan)
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
         engine_io = io if io is not None else choose_engine()[0]
         undo.callback(engine_io.close)
-        drives = add_drives(engine_io, directories.paths, drive_settings)
+        drives = add_drives(engine_io, directories.paths, known.settings)
         store: StateStore
         if is_new:
             tell(
@@ -149,7 +157,7 @@ def attach_engine(
                 layout,
                 engine=engine_io,
                 drives=drives,
-                weights=drive_weights,
+                weights=known.weights,
                 slot_count=SlotCount.TWO if num_slots == 2 else SlotCount.ONE,
                 scratch_bytes=budgets.scratch_bytes,
                 chunk_bytes=chunk_bytes,
@@ -189,7 +197,8 @@ def attach_engine(
             run=directories,
             drives=drives,
             store=store,
-            machine=machine,
+            machine=_as_computing(known.machine, opened),
+            known=known,
             budgets=budgets,
             policy=policy,
             loss_fn=loss_fn,
@@ -197,7 +206,6 @@ def attach_engine(
             nonfinite=nonfinite_policy,
             num_threads=num_threads or _default_threads(opened),
             progress=progress,
-            drive_weights=drive_weights,
             chunk_bytes=chunk_bytes,
             owns_device=owns_device,
             update_parameters_per_second=update_parameters_per_second,
@@ -206,6 +214,11 @@ def attach_engine(
         engine = Engine(setup, optimizer, kept_buffers, is_tracing=is_tracing)
         undo.pop_all()
     return engine
+
+
+def _as_computing(machine: Machine, device: Device) -> Machine:
+    """The machine, which has no GPU if the processor computes, whatever it was measured with."""
+    return replace(machine, gpu=replace(machine.gpu, is_processor=device.shares_ram))
 
 
 def _silent(_: str) -> None:

@@ -6,7 +6,8 @@ too little. Does not plan: `planning` says whether budgets are enough. Used by `
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from lohan.runtime.write_limit import WriteLimit
 from lohan.units import KIB, MIB
@@ -37,6 +38,12 @@ class Budgets:
     gpu_bytes: int | None
     writes: WriteLimit | None = None
     """Of the whole run, to the SSDs."""
+
+    def with_spent(self, nbytes: int) -> Self:
+        """The same after so much was written to the SSDs to measure them."""
+        if self.writes is None:
+            return self
+        return replace(self, writes=replace(self.writes, spent_bytes=nbytes))
 
     @property
     def scratch_bytes(self) -> int:

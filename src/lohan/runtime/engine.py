@@ -21,7 +21,7 @@ from lohan.runtime.lane_load import LaneLoad
 from lohan.runtime.loss import LossScale, counted_losses, loss_weights, num_tokens
 from lohan.runtime.model_buffers import ModelBuffers
 from lohan.runtime.planning import PlannedRun
-from lohan.runtime.profiling import ProfilingStep
+from lohan.runtime.predicting import Predictions
 from lohan.runtime.replanning import faster_plan
 from lohan.runtime.results import RunCounters, StepResult, of_one_step
 from lohan.runtime.run_setup import RunSetup
@@ -35,7 +35,8 @@ from lohan.runtime.step_record import (
     refuse_replaced,
 )
 from lohan.runtime.traced_model import sizes_of
-from lohan.simulate import SimulatedStep
+from lohan.simulate.bottleneck import bottleneck_words
+from lohan.simulate.learned import work_seconds
 from lohan.trace import Recorder
 
 _NUM_TRACED_SPANS = 20_000
@@ -57,9 +58,8 @@ class Engine(EngineAnswers):
         self._counters = RunCounters(scale=LossScale() if setup.dtype is torch.float16 else None)
         self._recorder = Recorder(is_on=is_tracing, capacity_spans=_NUM_TRACED_SPANS)
         self._load = LaneLoad()
-        self._profiling = ProfilingStep(self._recorder)
+        self._predictions = Predictions()
         self._running: RunningPlan | None = None
-        self._prediction: SimulatedStep | None = None
         self._life = EngineLife()
         self._is_settled = True
         counted = sealed_counters(setup.store.sealed)
@@ -196,6 +196,7 @@ class Engine(EngineAnswers):
         shares: list[float],
         rates: list[GroupRates],
     ) -> StepResult:
+        predicted_seconds = self._predictions.before_step(running.planned)
         started, before = time.perf_counter(), running.counters
         scale = self._counters.scale.value if self._counters.scale is not None else None
         record = self._record(rates, scale)
@@ -205,7 +206,6 @@ class Engine(EngineAnswers):
             running.planned.plan, number, running.rolling.pools["moving"].capacity_bytes
         )
         self._is_settled = False
-        self._profiling.begin(tasks)
         running.lanes.submit(tasks)
         running.driver.begin(tasks, number, record)
         with self._setup.device.compute():
@@ -222,7 +222,9 @@ class Engine(EngineAnswers):
             running.lanes.wait(task.id)
         self._counters.count(record)
         ended, traffic = time.perf_counter(), running.counters.since(before)
-        busy = self._load.end(ended)
+        planned, (ran, busy) = running.planned, self._load.end(ended)
+        self._predictions.learn(ran, ended - started, planned)
+        work = work_seconds(ran, planned.machine, planned.plan.system.rates)
         self._learn_machine(running)
         return StepResult.of(
             record,
@@ -230,7 +232,8 @@ class Engine(EngineAnswers):
             tokens=sum(num_tokens(batch) for batch in batches),
             seconds=ended - started,
             traffic=traffic,
-            load=(busy, self._load.bottleneck),
+            load=(busy, bottleneck_words(work, ended - started, planned.machine)),
+            predicted_seconds=predicted_seconds,
         )
 
     def _record(self, rates: list[GroupRates], scale: float | None) -> StepRecord:
@@ -289,6 +292,7 @@ class Engine(EngineAnswers):
                 self._flush(self._running)
         (setup := self._setup).tell(f"planning for {sizes}")
         planned = setup.plan(setup.traced.shape(sizes, batches), sizes)
+        self._predictions.plan_changes(is_same_size=False)
         self._stop_running(should_finish=True)
         if setup.residents is None:
             with self._failing_for_good():
@@ -296,24 +300,23 @@ class Engine(EngineAnswers):
         return self._run_plan(planned)
 
     def _run_plan(self, planned: PlannedRun) -> RunningPlan:
-        self._prediction = None
         self._running = start_running(
             self._setup, planned, recorder=self._recorder, on_finish=self._load.add
         )
         return self._running
 
     def _learn_machine(self, running: RunningPlan) -> None:
-        """After the profiling step: predict with the rates it showed, and take the plan they
-        suggest if it is clearly faster. States that live in RAM stay there."""
+        """After some steps: take the plan that the rates they showed suggest if it is clearly
+        faster. States that live in RAM stay there."""
         before, setup = running.planned, self._setup
-        refined = self._profiling.end(before)
+        refined = self._predictions.machine_to_plan_for(before)
         if refined is None:
             return
         setup.machine = refined
         running.planned = replace(before, machine=refined)
-        self._prediction = None
         planned = faster_plan(setup, before)
         if planned is not None:
+            self._predictions.plan_changes(is_same_size=True)
             self._flush(running)
             self._stop_running(should_finish=True)
             try:

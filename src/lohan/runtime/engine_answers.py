@@ -1,6 +1,6 @@
 """What an engine can be asked between steps: counts, plan, seal, memory, traces.
 
-Owns no work: nothing here changes anything but the prediction, which is made when first asked for.
+Owns no work: nothing here changes anything but predictions, made from when first asked for.
 The engine is made of this and of what it does.
 """
 
@@ -9,6 +9,7 @@ from typing import Any
 from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
 from lohan.runtime.model_buffers import ModelBuffers
+from lohan.runtime.predicting import Predictions
 from lohan.runtime.results import RunCounters
 from lohan.runtime.run_setup import RunSetup
 from lohan.runtime.running import RunningPlan
@@ -25,7 +26,7 @@ class EngineAnswers:
     _counters: RunCounters
     _buffers: ModelBuffers
     _running: RunningPlan | None
-    _prediction: SimulatedStep | None
+    _predictions: Predictions
     _recorder: Recorder
 
     @property
@@ -60,7 +61,7 @@ class EngineAnswers:
 
     @property
     def machine(self) -> Machine:
-        """What the plan counts on: as measured, and from the second step on as steps showed it."""
+        """What the plan counts on: as measured, and after the first steps as they showed it."""
         return self._setup.machine
 
     @property
@@ -71,10 +72,15 @@ class EngineAnswers:
 
     @property
     def prediction(self) -> SimulatedStep | None:
-        """What the simulator says a step of this plan takes; None before the first step."""
-        if self._prediction is None and self._running is not None:
-            self._prediction = self._running.predict()
-        return self._prediction
+        """What the simulator says the next step takes, by what steps have shown so far; None
+        before the first plan."""
+        return None if self._running is None else self._predictions.of(self._running.planned)
+
+    @property
+    def rates_note(self) -> str:
+        """What to know about the rates of drives in predictions; empty once steps have shown
+        them."""
+        return "" if self._predictions.has_learned else self._setup.known.note
 
     @property
     def is_rehearsing(self) -> bool:
@@ -88,8 +94,14 @@ class EngineAnswers:
 
     @property
     def written_bytes(self) -> int:
-        """Written to the SSDs since the engine was attached: first states, steps, seals."""
+        """Written to the SSDs by attaching and since: to measure them, first states, steps,
+        seals."""
         return self._setup.written_bytes
+
+    @property
+    def measuring_bytes(self) -> int:
+        """As much of that as was written to measure the SSDs."""
+        return self._setup.known.written_bytes
 
     @property
     def traffic(self) -> StoreCounters:

@@ -48,7 +48,8 @@ class LaneExecutor:
         """`actions` has one entry per lane with a thread; `driven` is run by the caller.
 
         `give_back` is told each lease a task returns, on its thread, before others may have the
-        room; `on_finish` each task that ended, with start and end.
+        room; `on_finish` each task that ended, with start and end. What the caller does between
+        two tasks of its lane is work, not waiting: there it counts as the beginning of the second.
         """
         self._actions, self._driven = dict(actions), driven
         self._recorder = recorder if recorder is not None else Recorder(is_on=False)
@@ -64,6 +65,7 @@ class LaneExecutor:
             lane: [] for lane in (*actions, driven)
         }
         self._driven_order: deque[TaskId] = deque()
+        self._driven_since = self._recorder.now()
         self._free = {name: pool.capacity_bytes for name, pool in (pools or {}).items()}
         self._lessees: dict[str, deque[TaskId]] = {name: deque() for name in self._free}
         self._failure: BaseException | None = None
@@ -112,6 +114,7 @@ class LaneExecutor:
                 elif not before and not task.leases:
                     heapq.heappush(self._ready[task.lane], (task.priority, task.id))
             self._next_id = batch[-1].id + 1 if batch else self._next_id
+            self._driven_since = self._recorder.now()
             self._changed.notify_all()
 
     def _check(self, batch: list[Task]) -> None:
@@ -139,6 +142,7 @@ class LaneExecutor:
             ScheduleError: if another task is next on the driven lane.
             BaseException: the first failure of any lane.
         """
+        entered = self._recorder.now()
         with self._changed:
             if not self._driven_order or self._driven_order[0] != task.id:
                 order = self._driven_order
@@ -154,7 +158,8 @@ class LaneExecutor:
         except BaseException as error:
             self._fail(error, task)
             raise
-        self._finish(task, started)
+        self._finish(task, started, entered - self._driven_since)
+        self._driven_since = self._recorder.now()
 
     def wait(self, task: TaskId) -> None:
         """Wait until a task is done.
@@ -264,7 +269,7 @@ class LaneExecutor:
         elif task.lane is not self._driven:
             heapq.heappop(self._ready[task.lane])
 
-    def _finish(self, task: Task, started: float) -> None:
+    def _finish(self, task: Task, started: float, before_seconds: float = 0.0) -> None:
         ended = self._recorder.now()
         action = task.action
         self._recorder.record(
@@ -280,7 +285,7 @@ class LaneExecutor:
             step=task.step,
         )
         if self._on_finish is not None:
-            self._on_finish(task, started, ended)
+            self._on_finish(task, started - before_seconds, ended)
         if self._give_back is not None:
             for lease in task.returns:
                 self._give_back(lease)

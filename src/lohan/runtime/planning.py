@@ -61,6 +61,8 @@ class PlannedRun:
     num_pieces: Mapping[BlockId, int]
     seconds: float
     """What a step takes, as simulated when it was planned."""
+    ssd_bytes: int
+    """What a step moves to and from SSD."""
 
 
 def plan_run(
@@ -128,6 +130,7 @@ def plan_run(
         choices=choices_of(plan, shares_ram=shares_ram),
         num_pieces=pieces_of(plan),
         seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
+        ssd_bytes=best.step.read_bytes + best.step.written_bytes,
     )
 
 

@@ -35,6 +35,8 @@ class StepResult:
     busy: Mapping[str, float]
     """Share of the step's time each lane was at work."""
     bottleneck: str
+    predicted_seconds: float | None = None
+    """As predicted before the step; None where no prediction was asked for."""
     is_skipped: bool = False
     """Gradients were not finite; weights and states are as before."""
     loss_scale: float | None = None
@@ -49,6 +51,7 @@ class StepResult:
         seconds: float,
         traffic: StoreCounters,
         load: tuple[Mapping[str, float], str],
+        predicted_seconds: float | None,
     ) -> "StepResult":
         """From a finished record, the SSD traffic meanwhile, and how busy lanes were."""
         return cls(
@@ -62,6 +65,7 @@ class StepResult:
             written_bytes=traffic.written_bytes,
             busy=load[0],
             bottleneck=load[1],
+            predicted_seconds=predicted_seconds,
             is_skipped=record.is_skipped,
             loss_scale=record.loss_scale,
         )

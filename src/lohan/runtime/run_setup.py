@@ -24,6 +24,7 @@ from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.runtime.away import is_away, refuse_calls
 from lohan.runtime.budgets import Budgets
+from lohan.runtime.known_drives import KnownDrives
 from lohan.runtime.loss import Progress
 from lohan.runtime.memory import try_to_pin
 from lohan.runtime.plan_memory import kinds_in_ram
@@ -76,6 +77,7 @@ class RunSetup:
     drives: Sequence[DriveId]
     store: StateStore
     machine: Machine
+    known: KnownDrives
     budgets: Budgets
     policy: str | Policy
     loss_fn: LossFunction | None
@@ -83,7 +85,6 @@ class RunSetup:
     nonfinite: NonFinitePolicy
     num_threads: int
     progress: Progress | None
-    drive_weights: Sequence[float] | None = None
     chunk_bytes: int = CHUNK_BYTES
     owns_device: bool = True
     update_parameters_per_second: float | None = None
@@ -100,7 +101,9 @@ class RunSetup:
     @property
     def written_bytes(self) -> int:
         """Written to the drives so far, whatever for."""
-        return sum(self.io.counters(drive).written_bytes for drive in self.drives)
+        return self.known.written_bytes + sum(
+            self.io.counters(drive).written_bytes for drive in self.drives
+        )
 
     def tell(self, sentence: str) -> None:
         """Say what is going on."""
@@ -248,7 +251,7 @@ class RunSetup:
             engine=self.io,
             capacity_bytes=nbytes,
             drives=self.drives,
-            weights=self.drive_weights,
+            weights=self.known.weights,
             chunk_bytes=self.chunk_bytes,
         )
 

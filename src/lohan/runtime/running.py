@@ -22,7 +22,7 @@ from lohan.runtime.weight_map import map_weights
 from lohan.runtime.weight_moves import WeightMoves
 from lohan.schedule import RollingSchedule
 from lohan.schedule.task import Task
-from lohan.simulate import SimulatedStep, replay, settled_schedule, simulate_plan, trace_of
+from lohan.simulate import replay, settled_schedule, trace_of
 from lohan.store import ActivationStore, StateStore, StoreCounters
 from lohan.trace import Recorder, Trace
 from lohan.vocabulary import Tier
@@ -56,10 +56,6 @@ class RunningPlan:
             read_bytes=states.read_bytes + swapped.read_bytes,
             written_bytes=states.written_bytes + swapped.written_bytes,
         )
-
-    def predict(self) -> SimulatedStep:
-        """What the simulator says a step takes."""
-        return simulate_plan(self.planned.plan, self.planned.machine)
 
     def predicted_trace(self) -> Trace:
         """A few simulated steps, lane by lane."""

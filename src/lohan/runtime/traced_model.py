@@ -129,6 +129,10 @@ class TracedModel:
         self._model = model
         with self._left_alone():
             self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
+        self.smallest_sizes = BatchSizes(
+            num_micro_batches=1, micro_batch=small[0], sequence=small[1]
+        )
+        """It was traced with; for a shape where no batch is known yet."""
         self._counts_first: dict[Hashable, bool | None] = {}
 
     def counts_first_label(self, batch: Any, loss_fn: LossFunction | None) -> bool | None:

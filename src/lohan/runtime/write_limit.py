@@ -29,10 +29,14 @@ class WriteLimit:
     budget_bytes: int
     num_steps: int
     num_seals: int = 1
+    spent_bytes: int = 0
+    """Written before the first state: to measure the drives."""
 
     def run_bytes(self, plan: Plan, step_bytes: int) -> int:
         """What the whole run writes if its steps write so much."""
-        return written_by_run(plan, step_bytes, num_steps=self.num_steps, num_seals=self.num_seals)
+        return self.spent_bytes + written_by_run(
+            plan, step_bytes, num_steps=self.num_steps, num_seals=self.num_seals
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

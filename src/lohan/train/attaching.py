@@ -35,6 +35,7 @@ def attach_engine(
         ram=offload.ram,
         gpu=offload.gpu,
         device=offload.device,
+        machine=offload.machine,
         weights=weights,
         moments=moments,
         counters=counters,

@@ -25,6 +25,8 @@ class OffloadConfig:
     """Budget of GPU memory in bytes; None takes what is free."""
     device: str | None = None
     """`cuda`, `cuda:0`, `cpu` or `emulated`; None takes a GPU if there is one."""
+    machine: str | None = None
+    """A preset or a machine file to plan with; None measures this one as far as it must be."""
     write_budget: int | None = None
     """Most bytes the run may write to the SSDs: planned for, refused beforehand if it cannot be
     kept, and never passed."""
@@ -39,6 +41,9 @@ HELP: dict[str, str] = {
     "ram": "Budget of main memory, such as 48GiB. Left out: what is free.",
     "gpu": "Budget of GPU memory, such as 20GiB. Left out: what is free.",
     "device": "cuda, cuda:0, cpu or emulated. Left out: a GPU if there is one.",
+    "machine": "Rates to plan with: a preset (lohan machines) or a file (lohan profile --out). "
+    "Nothing is then measured. Left out: this machine, measured once and remembered; its drives "
+    "only if steps use them, with 2 GiB of writes at most.",
     "write_budget": "Most the whole run may write to the SSDs, such as 300TB. The plan keeps to "
     "it, or the run is refused with the numbers before anything is written; a run that writes more "
     "than predicted seals and stops before it passes it. Left out: no limit.",
@@ -48,6 +53,10 @@ HELP: dict[str, str] = {
     "report.",
 }
 NAMES = tuple(HELP)
+_NAMED = {
+    "device": "cuda, cuda:0, cpu or emulated",
+    "machine": "workstation-4090 or machine.json",
+}
 _SIZES = ("ram", "gpu", "write_budget")
 # A bare number below this was meant in another unit than bytes.
 _LEAST_BARE_BYTES = 2**16
@@ -74,17 +83,17 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
                 why="a key that is not known would be without effect",
                 remedy=nearest_names(str(key), NAMES),
             )
-    values: dict[str, Any] = {key: found[key] for key in (*_SIZES, "device") if key in found}
+    values: dict[str, Any] = {key: found[key] for key in (*_SIZES, *_NAMED) if key in found}
     for key in _SIZES:
         if key in values:
             values[key] = _size_bytes(values[key], f"{where}.{key}")
-    device = values.get("device")
-    if device is not None and not isinstance(device, str):
-        raise ConfigError(
-            f"{where}.device is {device!r}",
-            why="a device is named by a text",
-            remedy="write cuda, cuda:0, cpu or emulated, or leave it out",
-        )
+    for key, example in _NAMED.items():
+        if not isinstance(values.get(key), str | None):
+            raise ConfigError(
+                f"{where}.{key} is {values[key]!r}",
+                why=f"a {key} is named by a text",
+                remedy=f"write {example}, or leave it out",
+            )
     return OffloadConfig(
         ssd=_directories(found.get("ssd"), f"{where}.ssd"),
         archive_steps=_steps(found.get("archive_steps"), f"{where}.archive_steps"),

@@ -26,6 +26,8 @@ def plan_in_words(
     num_steps: int,
     num_seals: int = 0,
     write_limit: WriteLimit | None = None,
+    written_bytes: int = 0,
+    rates_note: str = "",
 ) -> list[str]:
     """Sentences about a plan; without a prediction those about time are left out.
 
@@ -33,6 +35,8 @@ def plan_in_words(
         num_steps: still to take.
         num_seals: that write what lives in RAM meanwhile.
         write_limit: of the whole run.
+        written_bytes: so far, to measure the drives and as first states.
+        rates_note: what to know about the rates behind predictions.
     """
     ledger, shape = plan.ledger, plan.shape
     memory = ", ".join(
@@ -51,13 +55,15 @@ def plan_in_words(
         hours = num_steps * prediction.step_seconds / 3600
         sealed = num_seals * written_by_seal(plan)
         written = num_steps * prediction.written_bytes + sealed
-        share = written / prediction.endurance_bytes
+        share = (written_bytes + written) / prediction.endurance_bytes
         lines += [
             f"predicted: {format_seconds(prediction.step_seconds)} a step, "
-            f"{prediction.tokens_per_second:,.1f} tokens/s; bottleneck: {prediction.bottleneck}",
+            f"{prediction.tokens_per_second:,.1f} tokens/s; bottleneck: {prediction.bottleneck}"
+            + (f" ({rates_note})" if rates_note else ""),
             f"predicted for {num_steps:,} steps: {format_seconds(hours * 3600)}, "
             f"{format_bytes_decimal(written)} written to SSD"
             + (f" ({format_bytes_decimal(sealed)} by seals)" if sealed else "")
+            + (f" beside {format_bytes_decimal(written_bytes)} so far" if written_bytes else "")
             + f", {share:.2%} of the drives' rated life",
         ]
         if write_limit is not None:

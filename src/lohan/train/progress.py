@@ -8,6 +8,8 @@ callbacks; they run on the main thread.
 import json
 import math
 import pathlib
+import re
+import statistics
 import time
 from typing import Any
 
@@ -21,6 +23,8 @@ from lohan.train.writes import planned_seals, write_limit_of
 from lohan.units import format_seconds
 
 LOG_NAME = "log.jsonl"
+_SETTLED_STEP = 5
+"""Of the process: from here on predictions rest on several steps."""
 _KEPT_SHARE = 0.9
 """Of the mean loss that is shown, what a further step leaves of the steps before it."""
 
@@ -36,9 +40,9 @@ def step_numbers(trainer: Any) -> dict[str, float]:
         "read_bytes": float(result.read_bytes),
         "written_bytes": float(result.written_bytes),
     }
-    prediction = trainer.engine.prediction
-    if prediction is not None:
-        numbers["predicted_step_seconds"] = prediction.step_seconds
+    if result.predicted_seconds is not None:
+        numbers["predicted_step_seconds"] = result.predicted_seconds
+        numbers["prediction_error"] = result.seconds / result.predicted_seconds - 1
     if result.loss_scale is not None:
         numbers["loss_scale"] = result.loss_scale
     numbers |= {f"busy_{lane}": share for lane, share in result.busy.items()}
@@ -71,6 +75,7 @@ class ConsoleProgress(TrainerCallback):
         self._is_plan_shown = self._has_sealed = False
         self._begin = (0, 0.0)
         self._smoothed = _Smoothed()
+        self._errors: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what is about to happen."""
@@ -107,6 +112,8 @@ class ConsoleProgress(TrainerCallback):
         logs = logs or {}
         if "loss" in logs:
             self._console.print(self._step_line(state, logs), soft_wrap=True)
+            if "prediction_error" in logs and state.global_step - self._begin[0] >= _SETTLED_STEP:
+                self._errors.append(abs(logs["prediction_error"]))
         elif any(name.endswith("_loss") and name.startswith("eval") for name in logs):
             shown = [
                 f"{name} {value:.4f}" for name, value in logs.items() if name.endswith("_loss")
@@ -125,8 +132,14 @@ class ConsoleProgress(TrainerCallback):
         self._console.print(f"sealed at step {state.global_step}{meaning}", style="dim")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the bar away."""
+        """Take the bar away, and say what predictions were worth."""
         self.close()
+        if self._errors:
+            self._console.print(
+                f"from step {self._begin[0] + _SETTLED_STEP} on the median step was "
+                f"{statistics.median(self._errors):.0%} off its prediction",
+                style="dim",
+            )
 
     def close(self) -> None:
         """Take the bar away, also when training failed. Twice is fine."""
@@ -146,6 +159,8 @@ class ConsoleProgress(TrainerCallback):
             num_steps=left,
             num_seals=planned_seals(self._trainer, left),
             write_limit=write_limit_of(self._trainer),
+            written_bytes=self._trainer.written_bytes,
+            rates_note=engine.rates_note,
         ):
             self._console.print(f"  {line}", soft_wrap=True)
 
@@ -174,10 +189,16 @@ class ConsoleProgress(TrainerCallback):
             parts.append(f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.3g} tok/s")
         parts.append(self._left(state))
         if result is not None and result.bottleneck:
-            parts.append(f"limit: {result.bottleneck.partition(' (')[0]}")
+            parts.append(f"limit: {_limit(result.bottleneck)}")
         if result is not None and result.is_skipped:
             parts.append("SKIPPED (gradients not finite)")
         return "  ".join(parts)
+
+
+def _limit(bottleneck: str) -> str:
+    """A bottleneck without its shares; of lanes that wait for each other, both."""
+    names = re.sub(r" \([^)]*\)", "", bottleneck)
+    return names.removeprefix("waiting of ").removesuffix(" for each other")
 
 
 class _Smoothed:

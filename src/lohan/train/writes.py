@@ -45,7 +45,9 @@ def write_limit_of(trainer: Any) -> WriteLimit | None:
     budget_bytes, num_steps = trainer.offload.write_budget, planned_steps(trainer)
     if budget_bytes is None or num_steps is None:
         return None
+    engine = getattr(trainer, "_engine", None)  # asking for `engine` would make one
     return WriteLimit(
+        spent_bytes=0 if engine is None else engine.measuring_bytes,
         budget_bytes=budget_bytes,
         num_steps=num_steps,
         num_seals=planned_seals(trainer, num_steps),

@@ -10,7 +10,7 @@ from lohan.measure.disks import CANDIDATES, DiskMeasurement, DriveFigures
 from lohan.measure.figure import Figure
 from lohan.measure.probe_files import ProbeFiles
 from lohan.ssd import DriveSettings, IoEngine, Mixing, check_directories
-from lohan.units import MIB
+from lohan.units import GIB, MIB
 from support.timed_engine import HandClock, TimedDisk, TimedDrive
 
 REQUEST = MIB
@@ -34,7 +34,7 @@ def measured(
         least_bytes=REQUEST,
         request_bytes=REQUEST,
     ) as files:
-        yield DiskMeasurement(files, seconds=seconds, clock=disk.clock)
+        yield DiskMeasurement(files, seconds=seconds, most_sample_bytes=GIB, clock=disk.clock)
     assert disk.num_open == 0
 
 

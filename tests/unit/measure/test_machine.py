@@ -9,8 +9,7 @@ import pytest
 from lohan.device import CpuDevice, EmulatedDevice
 from lohan.errors import ConfigError, StorageError
 from lohan.hardware import AvailableRam, Machine
-from lohan.measure import machine as measuring
-from lohan.measure import measure_machine, profile_machine, save_profile
+from lohan.measure import as_machine, measure_machine, profile_machine, save_profile
 from lohan.measure.disks import DriveFigures
 from lohan.units import GIB, MIB
 from support.profiles import drive, figure, profile, quick_instruments, quick_options
@@ -71,7 +70,9 @@ def test_a_second_time_uses_what_was_kept(tmp_path: pathlib.Path) -> None:
     said: list[str] = []
     first, why = profile_machine(**options, instruments=instruments, report=said.append)
     assert "measured now (this hardware has not been measured yet)" in why
-    assert said[0] == "measuring: this hardware has not been measured yet"
+    assert said[0] == (
+        "measuring drives, copies, compute, updates: this hardware has not been measured yet"
+    )
     said.clear()
     left = AvailableRam(bytes=8 * GIB, reason="8 GiB are free")
     second, why = profile_machine(
@@ -134,7 +135,7 @@ def test_bad_directories_are_refused_before_anything_runs(tmp_path: pathlib.Path
 
 def path_of(together: DriveFigures) -> tuple[float, float, bool]:
     drives = [drive("/a", read=4e9, write=2e9, lasting=2e9)] * 2
-    found = measuring._path(drives, together, figure(5e10))
+    found = as_machine.path_of(drives, together, figure(5e10))
     return (
         found.read_ceiling_bytes_per_second,
         found.write_ceiling_bytes_per_second,

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from lohan.errors import OutOfSpace, StorageError
-from lohan.measure.probe_files import LEAST_BYTES, MOST_BYTES, ProbeFiles, leftovers_in
+from lohan.measure.probe_files import LEAST_BYTES, ProbeFiles, leftovers_in
 from lohan.ssd import DriveSettings, check_directories, choose_engine
 from lohan.units import GIB, MIB
 from support.ssd_engines import nothing_leaks
@@ -79,10 +79,10 @@ def report(path: pathlib.Path, *, free: int, device: int = 1) -> object:
 def file_bytes(*reports: object) -> int:
     from lohan.measure import probe_files
 
-    return probe_files._file_bytes(reports, MOST_BYTES, LEAST_BYTES, 16 * MIB)  # type: ignore[arg-type]
+    return probe_files._file_bytes(reports, 2 * GIB, LEAST_BYTES, 16 * MIB)  # type: ignore[arg-type]
 
 
-def test_at_most_two_gib_and_half_of_what_is_free(tmp_path: pathlib.Path) -> None:
+def test_at_most_what_is_asked_for_and_half_of_what_is_free(tmp_path: pathlib.Path) -> None:
     plenty, little = report(tmp_path, free=100 * GIB), report(tmp_path, free=300 * MIB, device=2)
     assert file_bytes(plenty) == 2 * GIB
     assert file_bytes(little) == 144 * MIB
@@ -102,7 +102,7 @@ def test_a_directory_that_vanishes_is_an_error(tmp_path: pathlib.Path) -> None:
     reports = check_directories([tmp_path])
     tmp_path.rmdir()
     with nothing_leaks(), pytest.raises(StorageError, match="could not be made"):
-        ProbeFiles(reports, engine)  # type: ignore[arg-type]
+        ProbeFiles(reports, engine, most_bytes=GIB)  # type: ignore[arg-type]
 
 
 def test_a_file_that_vanishes_is_an_error_when_it_is_opened(tmp_path: pathlib.Path) -> None:

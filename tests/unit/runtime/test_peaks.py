@@ -10,15 +10,17 @@ from support.engine_runs import EngineCase, attach, batches_of, build, optimizer
 def test_memory_held_under_an_earlier_plan_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # After the second step another plan is taken where the machine turns out to be different.
+    # After the fourth step another plan is taken where the machine turns out to be different.
     monkeypatch.setattr("lohan.runtime.engine.faster_plan", lambda setup, before: before)
-    case = EngineCase(num_steps=2)
-    first, second = batches_of(case)
+    case = EngineCase(num_steps=5)
+    *first, last = batches_of(case)
     model = build(case)
     with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
-        engine.step(first)
+        for batch in first[:3]:
+            engine.step(batch)
         running, held_bytes = engine._running, engine.ram_peak_bytes
-        engine.step(second)
+        engine.step(first[3])
         assert engine._running is not running
+        engine.step(last)
         assert engine.ram_peak_bytes >= held_bytes
         engine.close(should_delete=True)

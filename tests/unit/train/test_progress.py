@@ -35,13 +35,18 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
         bottleneck="gpu",
         is_skipped=False,
         loss_scale=None,
+        predicted_seconds=2.5 if planned else None,
         **changes,
     )
     plan, prediction = planned or (None, None)
-    engine = types.SimpleNamespace(run_id="abc", plan=plan, prediction=prediction)
+    engine = types.SimpleNamespace(
+        run_id="abc", plan=plan, prediction=prediction, rates_note="at a burst rate"
+    )
     args = types.SimpleNamespace(save_strategy="steps", save_steps=5, max_steps=10)
     offload = types.SimpleNamespace(archive_steps=None, write_budget=None)
-    return types.SimpleNamespace(last_step=result, engine=engine, args=args, offload=offload)
+    return types.SimpleNamespace(
+        last_step=result, engine=engine, args=args, offload=offload, written_bytes=4 * 10**9
+    )
 
 
 def shown(made: Any, *, is_terminal: bool = False) -> tuple[ConsoleProgress, io.StringIO]:
@@ -68,6 +73,8 @@ def test_the_plan_is_shown_once_before_the_first_step(planned: Any) -> None:
     progress.on_train_begin(ARGS, STATE, None)
     progress.on_step_end(ARGS, STATE, None)
     assert text.getvalue().count("predicted for 10 steps") == 1
+    assert "beside 4.0 GB so far" in text.getvalue()
+    assert "(at a burst rate)" in text.getvalue()
     assert "training begins at step 0 of 10 (2 micro-batches of 4 rows" in text.getvalue()
 
 
@@ -93,6 +100,24 @@ def test_a_step_is_one_line_of_100_columns(planned: Any) -> None:
         assert words in first, words
     # 0.9 of one step's weight of 0.1, and 0.1 of the next.
     assert f"loss 2.25 (~{(0.09 * 1.25 + 0.1 * 2.25) / 0.19:.4g})" in second
+
+
+def test_at_the_end_it_is_said_how_far_off_predictions_were(planned: Any) -> None:
+    progress, text = shown(trainer(planned))
+    progress.on_train_begin(ARGS, STATE, None)
+    for step, error in enumerate([9.0, 9.0, 9.0, 9.0, 0.04, -0.02, 0.5], start=1):
+        state = types.SimpleNamespace(global_step=step, max_steps=10, epoch=None)
+        progress.on_log(ARGS, state, None, {"loss": 1.0, "prediction_error": error})
+    progress.on_train_end(ARGS, STATE, None)
+    assert "from step 5 on the median step was 4% off its prediction" in text.getvalue()
+
+
+def test_a_limit_names_the_lanes_without_their_shares(planned: Any) -> None:
+    made = trainer(planned)
+    made.last_step.bottleneck = "waiting of the processor (70%) and SSD writes (60%) for each other"
+    progress, text = shown(made)
+    progress.on_log(ARGS, STATE, None, {"loss": 1.0})
+    assert "limit: the processor and SSD writes\n" in text.getvalue()
 
 
 def test_the_mean_loss_leaves_out_what_is_not_finite(planned: Any) -> None:

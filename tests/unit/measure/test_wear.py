@@ -1,0 +1,100 @@
+"""What measuring writes: little, nothing where it can be done without, and all of it counted."""
+
+import os
+import pathlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lohan.measure import Figure, Part, Sizes, measure_machine, profile_machine
+from lohan.measure.machine import MOST_WRITTEN_BYTES
+from lohan.units import GIB, MIB
+from support.profiles import profile, quick_instruments, quick_options
+from support.timed_engine import HandClock, TimedDisk, TimedDrive
+
+NO_DRIVES = [part for part in Part if part is not Part.DRIVES]
+
+
+def test_two_gib_by_default() -> None:
+    assert Sizes().most_written_bytes == MOST_WRITTEN_BYTES == 2 * GIB
+
+
+@pytest.mark.parametrize("num_drives", [1, 2, 12])
+def test_no_more_is_written_than_allowed_however_fast_drives_are(
+    tmp_path: pathlib.Path, num_drives: int
+) -> None:
+    names = [f"drive{number}" for number in range(num_drives)]
+    # Settings other than the default are better, so that they are compared by writes too.
+    drives = {
+        name: TimedDrive(write_per_second=1e12, factor=lambda one: one.max_requests)
+        for name in names
+    }
+    disk = TimedDisk(clock=HandClock(), drives=drives)
+    instruments = quick_instruments(disk.make_engine)  # type: ignore[arg-type]
+    for name in names:
+        (tmp_path / name).mkdir()
+    found = measure_machine(
+        **{**quick_options(tmp_path), "ssd": [tmp_path / name for name in names]}
+        | {"seconds": 1e-3, "sustained_seconds": None},
+        instruments=replace(instruments, clock=disk.clock),
+        parts=[Part.DRIVES],
+        kept=profile(),
+    )
+    written = sum(drive.written_bytes for drive in drives.values())
+    assert written == found.written_now_bytes
+    assert 8 * MIB <= written <= instruments.sizes.most_written_bytes
+    assert found.is_burst
+
+
+def test_without_a_need_for_drives_nothing_is_written(tmp_path: pathlib.Path) -> None:
+    def refuse() -> Any:
+        raise AssertionError("a drive was touched")
+
+    ssd = tmp_path / "ssd"
+    ssd.mkdir()
+    options = {**quick_options(ssd), "cache": tmp_path / "cache"}
+    found, _ = profile_machine(**options, instruments=quick_instruments(refuse), needed=NO_DRIVES)
+    assert found.written_bytes == found.written_now_bytes == 0
+    assert found.drives == ()
+    assert len(found.machine.ssds) == 1
+    # What was measured is kept, and drives are added when they are needed.
+    more, why = profile_machine(**options, instruments=quick_instruments())
+    assert "there are none" in why
+    assert (more.compute, more.updates) == (found.compute, found.updates)
+    assert more.written_now_bytes > 0
+    again, why = profile_machine(**options, instruments=quick_instruments(refuse))
+    assert why.startswith("kept in")
+    assert again.written_now_bytes == 0
+    assert again.written_bytes == more.written_now_bytes
+
+
+def test_figures_taken_under_load_are_measured_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssd = tmp_path / "ssd"
+    ssd.mkdir()
+    options = {**quick_options(ssd), "cache": tmp_path / "cache"}
+    calm = replace(quick_instruments(), most_spread=0.25)
+    samples = iter([(1e9, 1e9, 1.3e9), (2e9, 2e9, 2.4e9)])
+    monkeypatch.setattr(
+        "lohan.measure.machine.measure_updates", lambda **_: Figure(samples=next(samples))
+    )
+    _, why = profile_machine(**options, instruments=calm, needed=NO_DRIVES)
+    assert "updates" in why.partition("kept in")[2]
+    second, why = profile_machine(**options, instruments=calm, needed=[Part.UPDATES])
+    assert "varied too much" in why
+    assert second.machine.cpu_update_parameters_per_second == 2e9
+    third, why = profile_machine(**options, instruments=calm, needed=[Part.UPDATES])
+    assert why.startswith("kept in")
+    assert third.updates == second.updates
+
+
+def test_how_much_is_done_is_told(tmp_path: pathlib.Path) -> None:
+    shares: list[float] = []
+    options = {**quick_options(tmp_path), "sustained_seconds": 1e-3}
+    measure_machine(**options, instruments=quick_instruments(), on_share=shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 0.8 < shares[-1] < 1
+    assert os.listdir(tmp_path) == []
