@@ -67,18 +67,14 @@ def trace_shape(
 
 
 def shape_at(
-    traceable: TraceableModel, make_inputs: MakeInputs, point: Point, *, name: str
-) -> tuple[ModelShape, list[Stretch]]:
-    """Trace at one batch and sequence length only.
+    traceable: TraceableModel, run: list[Stretch], point: Point, *, name: str
+) -> ModelShape:
+    """The shape of a run at one batch and sequence length only.
 
     Exact there, and in proportion to the batch elsewhere: for a run whose sizes are known, whatever
-    the model makes of them. Also returns the blocks as they were met.
-
-    Raises:
-        ConfigError: if it cannot be traced.
+    the model makes of them.
     """
-    run = traceable.run(make_inputs, point)
-    shape = _merge(
+    return _merge(
         traceable.model,
         [point],
         [run],
@@ -87,7 +83,6 @@ def shape_at(
         is_sequence_fixed=False,
         nominal_parameters=None,
     )
-    return shape, run
 
 
 def _merge(

@@ -4,14 +4,14 @@ Owns how inputs of any size are made like an example, and what of a step's batch
 on. Decides nothing. Used by `planning` and the engine.
 """
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map
 
 from lohan.errors import ConfigError
 from lohan.model.assemble import shape_at
@@ -127,8 +127,8 @@ class TracedModel:
             self._make_inputs, is_fixed = inputs_for(model, dtype)
             small = (2, 0) if is_fixed else _SMALLEST_SIZES
         self._model = model
-        with self._left_alone():
-            self.stretches: list[Stretch] = self._traceable.run(self._make_inputs, small)
+        self._traced_with = self._description(self._make_inputs, small)
+        self.stretches: list[Stretch] = self._run(self._make_inputs, small)
         self.smallest_sizes = BatchSizes(
             num_micro_batches=1, micro_batch=small[0], sequence=small[1]
         )
@@ -154,8 +154,7 @@ class TracedModel:
 
             usual, self._traceable.call = self._traceable.call, watched
             try:
-                with self._left_alone():
-                    self._traceable.run(_like(batch, is_padded=sizes.is_padded), _point(sizes))
+                self._run(_like(batch, is_padded=sizes.is_padded), _point(sizes))
             finally:
                 self._traceable.call = usual
             self._counts_first[key] = watch.counts_first
@@ -170,13 +169,11 @@ class TracedModel:
         # A padded one stands for the others too: its masks come on top of what they need.
         example = next((batch for batch in batches if _is_padded(batch)), batches[0])
         is_known = not isinstance(example, Mapping)
-        with self._left_alone():
-            shape, run = shape_at(
-                self._traceable,
-                self._make_inputs if is_known else _like(example, is_padded=sizes.is_padded),
-                _point(sizes),
-                name=type(self._model).__name__,
-            )
+        make_inputs = self._make_inputs if is_known else _like(example, is_padded=sizes.is_padded)
+        point = _point(sizes)
+        # Most runs have steps like the example they were attached with: one run tells all.
+        is_traced = self._description(make_inputs, point) == self._traced_with
+        run = self.stretches if is_traced else self._run(make_inputs, point)
         if len(run) != len(self.stretches):
             raise ConfigError(
                 f"the model ran through {len(run)} parts, and through {len(self.stretches)} when "
@@ -184,13 +181,28 @@ class TracedModel:
                 why="states lie on SSD in the order of these parts",
                 remedy="attach with example= set to a batch like those of the run",
             )
-        return shape
+        return shape_at(self._traceable, run, point, name=type(self._model).__name__)
 
-    @contextlib.contextmanager
-    def _left_alone(self) -> Iterator[None]:
+    def _run(self, make_inputs: MakeInputs, point: tuple[int, int]) -> list[Stretch]:
         """The user's model and process are as before a trace after it."""
         with memory_features_off(self._model), host_state_kept():
-            yield
+            return self._traceable.run(make_inputs, point)
+
+    def _description(self, make_inputs: MakeInputs, point: tuple[int, int]) -> list[Any]:
+        """Equal only where the model runs alike: its settings, and inputs but for the numbers in
+        tensors."""
+
+        def one(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.dim():
+                return leaf.shape, leaf.dtype
+            # What is not known to be alike is like nothing.
+            return (type(leaf), leaf) if isinstance(leaf, str | int | float | None) else object()
+
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            leaves, structure = tree_flatten(make_inputs(*point))
+        trained = [parameter.requires_grad for parameter in self._model.parameters()]
+        settings = draw_setting(self._model, None)
+        return [settings, trained, structure, *map(one, leaves)]
 
 
 def _point(sizes: BatchSizes) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError
+from lohan.model.trace_model import TraceableModel
 from lohan.runtime.traced_model import TracedModel, sizes_of
 from support.tiny_models import TINY_MODELS
 
@@ -67,3 +68,42 @@ def test_masks_of_padded_batches_are_counted() -> None:
     batches[1]["attention_mask"][0, -2:] = 0
     length = mask.shape[1]
     assert side_bytes() >= without + mask.shape[0] * length * length
+
+
+@pytest.mark.parametrize(
+    ("change", "num_runs"),
+    [
+        ({}, 0),
+        ({"attention_mask": torch.ones(2, 16, dtype=torch.long)}, 0),
+        ({"attention_mask": torch.zeros(2, 16, dtype=torch.long)}, 1),
+        ({"input_ids": torch.zeros(2, 20, dtype=torch.long)}, 1),
+        ({"output_attentions": False}, 1),
+        ({"scale": torch.tensor(1.0)}, 1),
+    ],
+)
+def test_a_model_is_run_again_only_for_batches_unlike_the_example(
+    change: dict[str, object], num_runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = torch.zeros(2, 16, dtype=torch.long)
+    example: dict[str, object] = {"input_ids": tokens, "labels": tokens}
+
+    def traced(batch: dict[str, object]) -> TracedModel:
+        model = TINY_MODELS["llama"].build(0.0).to(torch.bfloat16)
+        return TracedModel(
+            model,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            example=batch,
+            loss_fn=lambda model, inputs: model(input_ids=inputs["input_ids"]).logits.sum(),
+        )
+
+    made, points, run = traced(example), [], TraceableModel.run
+    monkeypatch.setattr(
+        TraceableModel,
+        "run",
+        lambda self, make, point: points.append(point) or run(self, make, point),
+    )
+    batch = {**example, **change}
+    shape = made.shape(sizes_of([batch]), [batch])
+    assert len(points) == num_runs
+    assert shape == traced(batch).shape(sizes_of([batch]), [batch])
