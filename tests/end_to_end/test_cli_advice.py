@@ -7,7 +7,7 @@ import pytest
 from support.command_line import Ran, run_lohan
 
 PLANS_THAT_DO_NOT_FIT = (
-    "gpt-412b --machine desktop-4090",
+    pytest.param("gpt-412b --machine desktop-4090", marks=pytest.mark.long),
     "gpt-135b --machine desktop-4090 --batch 32 --policy lohan",
     "gpt-13b --machine desktop-4090 --batch 100000",
     "gpt-13b --machine desktop-4090 --gpu 1GiB",
@@ -63,7 +63,10 @@ def test_a_plan_that_does_not_fit_is_shown_as_a_table_too(words: str) -> None:
     [
         "gpt-13b --machine desktop-4090",
         "llama-3.1-8b --machine desktop-4090 --batch 16 --ram 63500MiB",
-        "gpt-13b --machine paper-4090 --batch 32 --policy lohan --gpus 2",
+        pytest.param(
+            "gpt-13b --machine paper-4090 --batch 32 --policy lohan --gpus 2",
+            marks=pytest.mark.long,
+        ),
         "dit-10b --machine paper-4090 --batch 8",
     ],
 )

@@ -162,7 +162,7 @@ def test_families_of_image_models_are_equal(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "dit-10b"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", pytest.param("dit-10b", marks=pytest.mark.long)])
 def test_all_cases_are_equal(model: str) -> None:
     fields = run_lohan("verify", model, "--json").fields
     assert fields["is_equal"]

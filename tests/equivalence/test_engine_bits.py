@@ -2,8 +2,8 @@
 
 Whatever the RAM, chunk sizes, threads, number of SSDs, micro-batches, and wherever activations
 wait. There are 768 combinations of what is varied, about ten minutes of one core for a model. The
-fast part takes some at random, the slow part a quarter in which every three values meet, more at
-random of the other models, and longer runs; `--every-combination` takes all, for every model.
+fast part takes some at random and some in which any two values meet; the slow part longer runs; the
+long one a quarter in which any three values meet, more at random, and all, for every model.
 """
 
 import itertools
@@ -17,6 +17,7 @@ import torch
 
 from lohan.vocabulary import Choice
 from support.engine_runs import MIB, EngineCase, all_cases, assert_same, run_case
+from support.pairwise import pairwise
 from support.tiny_models import TINY_MODELS
 
 AMPLE, TIGHT = 64 * MIB, 4 * MIB
@@ -55,6 +56,21 @@ def test_a_sample_of_all_combinations_changes_no_bit(case: EngineCase, tmp_path:
     check(case, tmp_path)
 
 
+PAIRS = [EngineCase(**chosen, num_steps=2) for chosen in pairwise(EVERYTHING)]
+
+
+def test_any_two_values_meet_in_the_pairs_that_are_run() -> None:
+    assert len(PAIRS) <= 20
+    for names in itertools.combinations(EVERYTHING, 2):
+        met = {tuple(getattr(case, name) for name in names) for case in PAIRS}
+        assert met == set(itertools.product(*(EVERYTHING[name] for name in names)))
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=str)
+def test_combinations_of_any_two_values_change_no_bit(case: EngineCase, tmp_path: Path) -> None:
+    check(case, tmp_path)
+
+
 def quarter() -> list[EngineCase]:
     """Two rules of parity over four fields each leave a quarter of the combinations; any three
     fields still take all their values together."""
@@ -80,7 +96,7 @@ def test_any_three_values_meet_in_the_quarter_that_is_run() -> None:
         assert met == set(itertools.product(*(EVERYTHING[name] for name in names)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("num_parts", EVERYTHING["num_parts"])
 @pytest.mark.parametrize("device", EVERYTHING["device"])
 def test_combinations_of_any_three_values_change_no_bit(
@@ -91,31 +107,25 @@ def test_combinations_of_any_three_values_change_no_bit(
             check(replace(case, num_steps=2), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("model", TINY_MODELS)
 @pytest.mark.parametrize("device", EVERYTHING["device"])
-def test_every_combination_changes_no_bit(
-    device: str, model: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    if not request.config.getoption("--every-combination"):
-        pytest.skip("takes ten minutes of one core for a model: --every-combination")
+def test_every_combination_changes_no_bit(device: str, model: str, tmp_path: Path) -> None:
+    """Ten minutes of one core for a model."""
     for case in all_cases(**EVERYTHING):
         if case.device == device:
             check(replace(case, model=model, num_steps=2), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", [name for name in TINY_MODELS if name != "llama"])
 def test_a_larger_sample_changes_no_bit_of_other_models(model: str, tmp_path: Path) -> None:
     for case in sampled(model, 12):
         check(case, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", TINY_MODELS)
-@pytest.mark.parametrize("choice", EVERYTHING["choice"])
-def test_twenty_steps_change_no_bit(model: str, choice: Choice, tmp_path: Path) -> None:
+def check_twenty_steps(model: str, choice: Choice, directory: Path) -> None:
     """Clipping takes its turn: over the models every choice meets every kind of it."""
     turn = list(TINY_MODELS).index(model) + EVERYTHING["choice"].index(choice)
     norms = EVERYTHING["max_grad_norm"]
@@ -129,8 +139,25 @@ def test_twenty_steps_change_no_bit(model: str, choice: Choice, tmp_path: Path) 
             device="emulated",
             max_grad_norm=norms[turn % len(norms)],
         ),
-        tmp_path,
+        directory,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "choice"), list(zip(TINY_MODELS, itertools.cycle(EVERYTHING["choice"])))
+)
+def test_twenty_steps_change_no_bit(model: str, choice: Choice, tmp_path: Path) -> None:
+    check_twenty_steps(model, choice, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.parametrize("choice", EVERYTHING["choice"])
+def test_twenty_steps_change_no_bit_in_any_model(
+    model: str, choice: Choice, tmp_path: Path
+) -> None:
+    check_twenty_steps(model, choice, tmp_path)
 
 
 @pytest.mark.parametrize("policy", ["lohan+", "lohan", "zero-infinity", "zero-offload"])

@@ -46,7 +46,7 @@ def test_a_wait_left_out_would_show(tmp_path: Path) -> None:
         check(101, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_more_delays_change_no_bit(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)

@@ -67,7 +67,7 @@ def reopen_and_judge(directories: list[pathlib.Path], life: Life) -> None:
             store.seal(step=9)
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fault_name", FAULTS)
 def test_a_fault_at_any_request_gives_its_error_and_the_last_seal_survives(
     in_ram: pathlib.Path, fault_name: str, stride: int
@@ -155,7 +155,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_made(in_ram: pathlib.Pat
     assert list(directories[0].iterdir()) == []
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_power_can_fail_at_any_event(in_ram: pathlib.Path, stride: int) -> None:
     countdown = Countdown()
     engine = VolatileEngine(make_engine(), countdown)

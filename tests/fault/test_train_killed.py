@@ -12,18 +12,19 @@ from collections.abc import Mapping
 import pytest
 
 from support import tiny_chat
+from support.fork_server import run_forked
 from support.signalled import when
 
 PROGRAM = pathlib.Path(__file__).parents[1] / "support" / "lohan_with_small_engine.py"
-# Where a run is killed: after one of these words is printed, how often, and how much later at most.
+# Where a run is killed: after one of these words is printed, and how much later at most; how often
+# in a short test and in a long one.
 KILLS = [
-    ((), 4, 5.0),  # importing, reading rows
-    (("rows of the form",), 3, 2.0),  # tokenizing, tracing, taking the weights in, the first seal
-    (("training",), 8, 0.6),  # steps and seals
-    (("step 24/", "after step 24 of 24"), 4, 0.3),  # the last seal, the model
-    (("done after",), 1, 0.0),  # the report
+    ((), 5.0, 1, 4),  # importing, reading rows
+    (("rows of the form",), 2.0, 1, 3),  # tokenizing, tracing, taking weights in, the first seal
+    (("training",), 0.6, 2, 8),  # steps and seals
+    (("step 24/", "after step 24 of 24"), 0.3, 1, 4),  # the last seal, the model
+    (("done after",), 0.0, 1, 1),  # the report
 ]
-NUM_KILLS = sum(count for _, count, _ in KILLS)
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +51,23 @@ def command(place: pathlib.Path, name: str, *more: str) -> list[str]:
         "pad_to_multiple_of": 16,
     }
     pairs = [str(word) for key, value in words.items() for word in (f"--{key}", value)]
-    return [sys.executable, str(PROGRAM), "train", *pairs, *more]
+    return ["train", *pairs, *more]
 
 
 def run(
-    place: pathlib.Path, name: str, *more: str, signalled: Mapping[str, str] | None = None
+    place: pathlib.Path,
+    name: str,
+    *more: str,
+    signalled: Mapping[str, str] | None = None,
+    is_forked: bool = True,
 ) -> tuple[int, str]:
-    """Exit code and output."""
+    """Exit code and output. Forked from a process that has imported everything, or not."""
+    words = command(place, name, *more)
+    if is_forked:
+        done = run_forked("support.lohan_with_small_engine", words, env=signalled)
+        return done.returncode, done.stdout
     done = subprocess.run(
-        command(place, name, *more),
+        [sys.executable, str(PROGRAM), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -68,8 +77,8 @@ def run(
     return done.returncode, done.stdout
 
 
-def finish(place: pathlib.Path, name: str, *more: str) -> None:
-    code, output = run(place, name, *more)
+def finish(place: pathlib.Path, name: str, *more: str, is_forked: bool = True) -> None:
+    code, output = run(place, name, *more, is_forked=is_forked)
     assert code == 0, output
 
 
@@ -79,7 +88,7 @@ def weights_hash(out: pathlib.Path) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(place: pathlib.Path) -> str:
-    finish(place, "undisturbed")
+    finish(place, "undisturbed", is_forked=False)
     return weights_hash(place / "undisturbed")
 
 
@@ -87,35 +96,56 @@ def how_to_go_on(out: pathlib.Path) -> list[str]:
     return ["--resume"] if (out / "_lohan" / "run.json").exists() else []
 
 
-def killed_after(place: pathlib.Path, words: tuple[str, ...], seconds: float) -> bool:
+def killed_after(
+    place: pathlib.Path, name: str, words: tuple[str, ...], seconds: float, *, is_forked: bool
+) -> bool:
     """Go on with the run and kill it; False if it was done before that."""
     code, output = run(
         place,
-        "killed",
-        *how_to_go_on(place / "killed"),
+        name,
+        *how_to_go_on(place / name),
         signalled=when(words, signal.SIGKILL, seconds),
+        is_forked=is_forked,
     )
     assert code in (0, -signal.SIGKILL, -signal.SIGALRM), output
     return code != 0
 
 
-@pytest.mark.slow
-def test_a_run_killed_at_twenty_random_instants_ends_with_the_same_bits(
-    place: pathlib.Path, undisturbed: str
-) -> None:
+def kill_and_finish(place: pathlib.Path, name: str, *, is_long: bool) -> int:
     """Instants are drawn within stages, so that none is spared: starting, training, exporting."""
     draw = random.Random(5)
     num_kills = 0
-    for words, count, longest_seconds in KILLS:
-        for _ in range(count):
+    for words, longest_seconds, *counts in KILLS:
+        for _ in range(counts[is_long]):
             # A machine may be so fast that all is over by then: sooner, and in the end at once.
             num_kills += any(
-                killed_after(place, words, share * draw.uniform(0.0, longest_seconds))
+                killed_after(
+                    place,
+                    name,
+                    words,
+                    share * draw.uniform(0.0, longest_seconds),
+                    is_forked=not is_long,
+                )
                 for share in (1.0, 0.3, 0.1, 0.0)
             )
-    assert num_kills == NUM_KILLS == 20
-    finish(place, "killed", *how_to_go_on(place / "killed"))
+    finish(place, name, *how_to_go_on(place / name))
+    return num_kills
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_every_stage_ends_with_the_same_bits(
+    place: pathlib.Path, undisturbed: str
+) -> None:
+    assert kill_and_finish(place, "killed", is_long=False) == 6
     assert weights_hash(place / "killed") == undisturbed
+
+
+@pytest.mark.long
+def test_a_run_killed_at_twenty_random_instants_ends_with_the_same_bits(
+    place: pathlib.Path, undisturbed: str
+) -> None:
+    assert kill_and_finish(place, "killed-often", is_long=True) == 20
+    assert weights_hash(place / "killed-often") == undisturbed
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ done), so that whatever is built on an `IoEngine` can be shown every trouble at 
 """
 
 import ctypes
+import os
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -50,6 +52,18 @@ class Damage:
 Fault = Fail | Shorten | Delay | Damage
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One request among those of its kind: lanes run ahead of each other in ever other ways, so a
+    number alone is another request in every run."""
+
+    phase: str
+    operation: Operation
+    file_name: str
+    occurrence: int
+    """From 0, within the phase."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class FaultTicket:
     operation: Operation
@@ -58,6 +72,7 @@ class FaultTicket:
     address: int
     asked_bytes: int
     priority: Priority
+    place: Place
     fault: Fault | None
     inner: Ticket | None = None
     error: StorageError | None = None
@@ -69,23 +84,26 @@ class FaultTicket:
 class FaultEngine:
     """`IoEngine` over another one. Requests are numbered from 1 in the order they are started.
 
-    `setup_faults` numbers the calls of `create_file`, `open_file` and `resize` together.
+    `phase` is set by who runs it, and told apart in the places of requests; `setup_faults` numbers
+    the calls of `create_file`, `open_file` and `resize` together.
     """
 
     def __init__(
         self,
         inner: IoEngine,
         *,
-        faults: Mapping[int, Fault] | None = None,
+        faults: Mapping[int | Place, Fault] | None = None,
         setup_faults: Mapping[int, Fail] | None = None,
     ) -> None:
         self.inner = inner
         self.faults = dict(faults or {})
         self.setup_faults = dict(setup_faults or {})
         self.num_requests = 0
+        self.phase = ""
         self.num_setup_calls = 0
         self.tickets: list[FaultTicket] = []
         self._lock = threading.Lock()
+        self._num_alike: Counter[tuple[str, Operation, str]] = Counter()
 
     @property
     def name(self) -> str:
@@ -183,7 +201,15 @@ class FaultEngine:
     ) -> FaultTicket:
         with self._lock:
             self.num_requests += 1
-            fault = self.faults.get(self.num_requests)
+            kind = (self.phase, operation, os.path.basename(file.path))
+            place = Place(
+                phase=kind[0],
+                operation=kind[1],
+                file_name=kind[2],
+                occurrence=self._num_alike[kind],
+            )
+            self._num_alike[kind] += 1
+            fault = self.faults.get(self.num_requests, self.faults.get(place))
             ticket = FaultTicket(
                 operation=operation,
                 file=file,
@@ -191,6 +217,7 @@ class FaultEngine:
                 address=address,
                 asked_bytes=nbytes,
                 priority=priority,
+                place=place,
                 fault=fault,
             )
             self.tickets.append(ticket)

@@ -6,17 +6,18 @@ that waits for a line and then sends one comes too late on a busy machine, or on
 
 import sys
 
-sys.path.insert(0, __file__.rsplit("/support/", 1)[0])
+if __name__ == "__main__":
+    sys.path.insert(0, __file__.rsplit("/support/", 1)[0])
 from support.signalled import signal_when_told
 from support.watched_memory import tell_peak_at_end
 
-signal_when_told()  # before what takes long to import
-tell_peak_at_end()
-
-import torch  # noqa: E402
-
 
 def main() -> None:
+    signal_when_told()  # before what takes long to import
+    tell_peak_at_end()
+
+    import torch
+
     import lohan.train.saving
     from lohan.cli import main as lohan_main
     from support.trainer_engines import attach_small

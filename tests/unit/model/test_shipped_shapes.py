@@ -31,7 +31,16 @@ def test_the_papers_headline_model_is_what_tracing_gives():
     assert retraced_equals_shipped("gpt-175b")
 
 
+FAMILIES = {name.split("-")[0]: name for name in reversed(known_names())}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES.values())
+def test_a_file_of_each_family_is_what_tracing_gives(name):
+    assert retraced_equals_shipped(name)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", known_names())
 def test_every_file_is_what_tracing_gives(name):
     assert retraced_equals_shipped(name)
