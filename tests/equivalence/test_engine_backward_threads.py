@@ -12,7 +12,7 @@ PLACES = [Choice.KEEP, Choice.SWAP_TO_RAM, Choice.SWAP_TO_SSD, Choice.RECOMPUTE]
 
 
 @pytest.mark.parametrize("choice", PLACES)
-@pytest.mark.parametrize("model", ["llama", "t5"])
+@pytest.mark.parametrize("model", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def test_backward_on_a_thread_of_its_own_changes_no_bit(
     model: str, choice: Choice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,8 @@
 
 Whatever the RAM, chunk sizes, threads, number of SSDs, micro-batches, and wherever activations
 wait. There are 768 combinations of what is varied, about ten minutes of one core for a model. The
-fast part takes some at random and some in which any two values meet; the slow part longer runs; the
-long one a quarter in which any three values meet, more at random, and all, for every model.
+fast part takes some in which any two values meet; the slow part some at random of every model and
+longer runs; the long one a quarter in which any three values meet, more at random, and all.
 """
 
 import itertools
@@ -49,6 +49,7 @@ def sampled(model: str, count: int) -> list[EngineCase]:
     return [replace(case, model=model, num_steps=3) for case in picked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [case for model in TINY_MODELS for case in sampled(model, 4)], ids=str
 )
@@ -185,6 +186,7 @@ def test_spilled_gradients_give_the_same_bits(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "gpt2", "t5", "bart", "dit"])
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 def test_dropout_draws_the_same_numbers(model: str, num_micro_batches: int, tmp_path: Path) -> None:
@@ -235,6 +237,7 @@ def test_frozen_parameters_stay_and_the_others_have_the_same_bits(
     assert set(outcome.moments) == set(expected.masters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spills", [False, True])
 def test_pieces_of_updates_that_overtake_each_other_change_no_bit(
     spills: bool, tmp_path: Path

@@ -82,6 +82,7 @@ def least_of(model: torch.nn.Module, directory: Path, **options: Any) -> dict[st
     return {"gpu_bytes": None, **named_least(refused.value)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "gpu_bytes"), [("cpu", None), ("cpu", 64 * KIB), ("emulated", 64 * KIB)]
 )

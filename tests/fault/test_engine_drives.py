@@ -93,6 +93,7 @@ def test_a_drive_too_full_for_the_states_is_told_at_attach(number: int, tmp_path
     assert is_empty(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("residents", [False, True])
 def test_a_drive_too_full_to_swap_to_is_told_and_loses_no_step(

@@ -23,6 +23,7 @@ from support.full_drive_training import NOT_PERMITTED
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 @pytest.mark.parametrize("gone", ["ssd0", "ssd1"])
 def test_a_drive_that_is_away_for_a_while_is_told_and_the_seal_is_whole(

@@ -79,6 +79,7 @@ def at(stage: str, act: Callable[[Engine], None]) -> Callable[[Engine, str], Non
     return lambda engine, now: act(engine) if now == stage else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "device"),
     [(place, ["cpu", "emulated"][number % 2]) for number, place in enumerate(PLACES)],
