@@ -80,6 +80,7 @@ def ratios(policy: str, *, clips: bool) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "clips", "bounds"),
     [

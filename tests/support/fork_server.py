@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 TESTS = pathlib.Path(__file__).parents[1]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
 PRELOADED = (
+    "lohan",  # before torch, which it keeps from what does not run here
     "torch._dynamo",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",

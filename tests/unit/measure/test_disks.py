@@ -84,6 +84,7 @@ def test_sustained_writes_show_a_full_cache(tmp_path: pathlib.Path) -> None:
     assert sustained.per_second == pytest.approx(1e8, rel=0.1)
 
 
+@pytest.mark.slow
 def test_directories_together_add_up(tmp_path: pathlib.Path) -> None:
     drives = {
         "fast": TimedDrive(read_per_second=3e9, write_per_second=3e9),
@@ -100,6 +101,7 @@ def test_directories_together_add_up(tmp_path: pathlib.Path) -> None:
     assert alone.read.per_second == pytest.approx(1e9, rel=0.05)
 
 
+@pytest.mark.slow
 def test_settings_that_are_clearly_better_are_taken(tmp_path: pathlib.Path) -> None:
     best = CANDIDATES[-2]
     said: list[str] = []
@@ -112,6 +114,7 @@ def test_settings_that_are_clearly_better_are_taken(tmp_path: pathlib.Path) -> N
     assert said[0].endswith("taken")
 
 
+@pytest.mark.slow
 def test_settings_that_are_hardly_better_are_not(tmp_path: pathlib.Path) -> None:
     said: list[str] = []
 
