@@ -1,10 +1,10 @@
 """Fill in a Machine by measurement: drives, copies, compute, updates, memory that is free."""
 
+from lohan.hardware.this_host import cache_directory
 from lohan.measure.bar import measuring_bar
 from lohan.measure.cache import (
     MOST_AGE,
     LoadedProfile,
-    cache_directory,
     load_profile,
     profile_path,
     save_profile,
