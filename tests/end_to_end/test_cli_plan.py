@@ -213,3 +213,17 @@ def test_a_shell_completes_commands_and_names(typed: str, offered: str) -> None:
         check=False,
     )
     assert offered in done.stdout.split(), done.stderr
+
+
+def test_a_plan_says_which_batch_to_take_what_it_costs_and_warns_of_wear() -> None:
+    words = ("plan", "gpt-1.55b", "--machine", "desktop-4090", "--ram", "16GiB", "--batch", 1)
+    ran = run_lohan(*words, "--tokens", "1B")
+    assert "Which batch (simulated)" in ran.stdout
+    assert "Take " in ran.stdout
+    assert "cost of a step" in ran.stdout
+    assert "Warning: the run writes" in ran.stdout
+    assert ran.stdout.index("Warning") < ran.stdout.index("Memory")
+    fields = run_lohan(*words, "--tokens", "1B", "--json").fields
+    assert fields["advised_batch"] > 1
+    assert fields["warnings"]
+    assert fields["run"]["dollars"] > 0

@@ -14,6 +14,8 @@ from lohan.plan.limits import largest_batch, largest_model
 from lohan.plan.nearest import NearestFit, more_memory, nearest_fits
 from lohan.plan.plan import Plan
 from lohan.plan.policies import make_plan
+from lohan.plan.run_cost import run_cost, run_warnings
+from lohan.simulate.batch_advice import BatchChoice, advised, batch_choices
 from lohan.simulate.result import SimulatedStep
 from lohan.simulate.what_if import WhatIf, what_ifs
 from lohan.units import format_bytes
@@ -41,10 +43,18 @@ class Answer:
     """None if it does not fit."""
     run: RunTotals | None = None
     what_ifs: tuple[WhatIf, ...] = ()
+    batches: tuple[BatchChoice, ...] = ()
+    """The batch asked for and larger ones."""
     largest_batch: int | None = None
     largest_model: str | None = None
     """With one sequence per GPU, among the known models."""
     nearest: tuple[NearestFit, ...] = ()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the run would do to the drives, if it is much."""
+        written = self.run.written_bytes if self.run is not None else 0
+        return run_warnings(self.request.machine, self.plan.ledger, written_bytes=written)
 
     def to_fields(self) -> dict[str, object]:
         """Every number as plain values."""
@@ -63,6 +73,7 @@ class Answer:
             "clips_gradients": workload.clips_gradients,
             "num_micro_batches": self.plan.num_micro_batches,
             "ledger": ledger_fields(self.plan),
+            "warnings": self.warnings,
             "shortages": {t.value: short for t, short in self.plan.ledger.shortages().items()},
         }
         if self.step is not None and self.run is not None:
@@ -73,7 +84,22 @@ class Answer:
                 "hours": self.run.hours,
                 "written_bytes": self.run.written_bytes,
                 "endurance_share": self.run.endurance_share,
+                "dollars": run_cost(
+                    request.machine,
+                    seconds=self.run.hours * 3600,
+                    written_bytes=self.run.written_bytes,
+                ).dollars,
             }
+            fields["batches"] = [
+                {
+                    "batch": one.batch,
+                    "tokens_per_second": one.step.tokens_per_second,
+                    "faster": one.faster,
+                    "wear": one.wear,
+                }
+                for one in self.batches
+            ]
+            fields["advised_batch"] = advised(list(self.batches)).batch
             fields["what_ifs"] = [
                 {
                     "change": one.change,
@@ -186,4 +212,5 @@ def with_step(answer: Answer, step: SimulatedStep, num_tokens: int) -> Answer:
         step=step,
         run=totals_of(step, num_tokens),
         what_ifs=tuple(what_ifs(answer.request.question, step)),
+        batches=tuple(batch_choices(answer.request.question, step)),
     )

@@ -6,8 +6,11 @@ is labelled simulated.
 
 from rich.console import Console
 
-from lohan.cli.answer import Answer, RunTotals
+from lohan.cli.answer import Answer, RunTotals, totals_of
 from lohan.cli.output import table
+from lohan.hardware.machine import Machine
+from lohan.plan.run_cost import run_cost
+from lohan.simulate.batch_advice import advised
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Tier
@@ -20,7 +23,8 @@ def show_answer(answer: Answer, console: Console) -> None:
     show_request(answer, console)
     show_ledger(answer, console)
     if answer.step is not None and answer.run is not None:
-        show_step(answer.step, answer.run, console)
+        show_step(answer.step, answer.run, answer.request.machine, console)
+        show_batches(answer, console)
         show_what_ifs(answer, console)
     else:
         show_nearest(answer, console)
@@ -46,6 +50,8 @@ def show_request(answer: Answer, console: Console) -> None:
     ledger = answer.plan.ledger
     if ledger.fits:
         console.print("It fits.", style="bold green")
+        for warning in answer.warnings:
+            console.print(f"Warning: {warning}.", style="bold red")
         return
     console.print("It does not fit.", style="bold red")
     for tier, short in ledger.shortages().items():
@@ -85,7 +91,7 @@ def _share(nbytes: int, budget: int) -> str:
     return f"{nbytes / budget:.1%}" if budget else "-"
 
 
-def show_step(step: SimulatedStep, run: RunTotals, console: Console) -> None:
+def show_step(step: SimulatedStep, run: RunTotals, machine: Machine, console: Console) -> None:
     """Print time, bytes, wear, bottleneck and lanes."""
     shown = table("\nOne step (simulated)", "what", "value")
     shown.show_header = False
@@ -122,8 +128,43 @@ def show_step(step: SimulatedStep, run: RunTotals, console: Console) -> None:
     totals.add_row("steps", f"{run.num_steps:,}")
     totals.add_row("time", f"{run.hours:,.1f} hours ({format_seconds(run.hours * 3600)})")
     totals.add_row("written to SSD", format_bytes_decimal(run.written_bytes))
-    totals.add_row("endurance used", f"{run.endurance_share:.2%} of the drives' rated life")
+    totals.add_row("endurance used", f"{run.endurance_share:.2%} of {machine.drives_life}")
+    cost = run_cost(machine, seconds=run.hours * 3600, written_bytes=run.written_bytes)
+    totals.add_row("cost", cost.in_words())
+    totals.add_row("cost of a step", f"${cost.dollars / run.num_steps:.4f}")
     console.print(totals)
+
+
+def show_batches(answer: Answer, console: Console) -> None:
+    """Print which batch to take."""
+    if len(answer.batches) < 2 or answer.run is None:
+        return
+    shown = table(
+        "\nWhich batch (simulated)",
+        "sequences a step",
+        "tokens/s",
+        "time",
+        "written",
+        numbers=("sequences a step", "tokens/s", "time", "written"),
+    )
+    best = advised(list(answer.batches))
+    for choice in answer.batches:
+        totals = totals_of(choice.step, answer.run.num_tokens)
+        shown.add_row(
+            f"{choice.batch}",
+            f"{choice.step.tokens_per_second:,.1f}",
+            f"{totals.hours:,.1f} h",
+            format_bytes_decimal(totals.written_bytes),
+            style="bold" if choice is best else None,
+        )
+    console.print(shown)
+    asked = answer.request.workload.batch
+    console.print(
+        f"Take {best.batch}: {best.faster:.1f}x as fast as {asked}, and {best.wear:.0%} of the "
+        "writes per token. Larger steps often want a larger learning rate."
+        if best.is_worth_saying
+        else f"{asked} is a good choice: a larger one brings little."
+    )
 
 
 def show_what_ifs(answer: Answer, console: Console) -> None:

@@ -93,6 +93,8 @@ class Ssd:
     endurance_bytes: int
     """What may be written to it before it is worn out (the "TBW" of a data sheet)."""
     price_dollars: float
+    is_life_assumed: bool = False
+    """Whether `endurance_bytes` is what is usual, not what the drive's maker says."""
 
     def __post_init__(self) -> None:
         check_text(self.name, "ssd.name")
@@ -192,6 +194,12 @@ class Machine:
     def ssd_endurance_bytes(self) -> int:
         """What may be written to all drives together before they are worn out."""
         return sum(ssd.endurance_bytes for ssd in self.ssds)
+
+    @property
+    def drives_life(self) -> str:
+        """What `ssd_endurance_bytes` is, in words."""
+        is_assumed = any(ssd.is_life_assumed for ssd in self.ssds)
+        return f"the drives' {'assumed' if is_assumed else 'rated'} life"
 
     @property
     def price_dollars(self) -> float:
@@ -336,6 +344,9 @@ def _ssds_from(found: list[object], *, where: str) -> tuple[Ssd, ...]:
             capacity_bytes=fields.size_bytes("capacity_bytes", example='"2TB"'),
             endurance_bytes=fields.size_bytes("endurance_bytes", example='"1200TB"'),
             price_dollars=fields.dollars("price_dollars"),
+            is_life_assumed=fields.truth("is_life_assumed")
+            if fields.has("is_life_assumed")
+            else False,
         )
         ssds += [ssd] * (fields.count("count") if fields.has("count") else 1)
     return tuple(ssds)

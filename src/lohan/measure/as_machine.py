@@ -57,6 +57,7 @@ def ssds_of(drives: Sequence[MeasuredDrive], facts: MachineFacts) -> list[Ssd]:
             capacity_bytes=max(1, one.total_bytes),
             endurance_bytes=max(1, one.total_bytes * WRITES_PER_CAPACITY),
             price_dollars=0,
+            is_life_assumed=True,
         )
         for one, (read, write) in zip(
             facts.drives, measured or [usual] * len(facts.drives), strict=True

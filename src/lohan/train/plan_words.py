@@ -4,10 +4,16 @@ Owns the wording. Numbers come from the plan's ledger and its simulated step; ta
 things are the command line's. Called by `progress`.
 """
 
+import contextlib
 from collections import Counter
 from typing import Any
 
+from lohan.errors import ConfigError, DoesNotFit
+from lohan.hardware.machine import Machine
+from lohan.plan.limits import Question
+from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.runtime.write_limit import WriteLimit, written_by_seal
+from lohan.simulate.batch_advice import BatchChoice, advised, batch_choices
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Choice, Tier
 
@@ -28,6 +34,7 @@ def plan_in_words(
     write_limit: WriteLimit | None = None,
     written_bytes: int = 0,
     rates_note: str = "",
+    machine: Machine | None = None,
 ) -> list[str]:
     """Sentences about a plan; without a prediction those about time are left out.
 
@@ -37,6 +44,7 @@ def plan_in_words(
         write_limit: of the whole run.
         written_bytes: so far, to measure the drives and as first states.
         rates_note: what to know about the rates behind predictions.
+        machine: it runs on; without it nothing is said about money.
     """
     ledger, shape = plan.ledger, plan.shape
     memory = ", ".join(
@@ -56,6 +64,7 @@ def plan_in_words(
         sealed = num_seals * written_by_seal(plan)
         written = num_steps * prediction.written_bytes + sealed
         share = (written_bytes + written) / prediction.endurance_bytes
+        life = "the drives' rated life" if machine is None else machine.drives_life
         lines += [
             f"predicted: {format_seconds(prediction.step_seconds)} a step, "
             f"{prediction.tokens_per_second:,.1f} tokens/s; bottleneck: {prediction.bottleneck}"
@@ -64,8 +73,11 @@ def plan_in_words(
             f"{format_bytes_decimal(written)} written to SSD"
             + (f" ({format_bytes_decimal(sealed)} by seals)" if sealed else "")
             + (f" beside {format_bytes_decimal(written_bytes)} so far" if written_bytes else "")
-            + f", {share:.2%} of the drives' rated life",
+            + f", {share:.2%} of {life}",
         ]
+        if machine is not None:
+            cost = run_cost(machine, seconds=hours * 3600, written_bytes=written)
+            lines.append(f"cost: {cost.in_words()}")
         if write_limit is not None:
             total = write_limit.run_bytes(plan, prediction.written_bytes)
             lines.append(
@@ -74,6 +86,33 @@ def plan_in_words(
                 "included"
             )
     return lines
+
+
+def cautions(
+    plan: Any, prediction: Any, machine: Machine, *, num_steps: int, written_bytes: int = 0
+) -> list[str]:
+    """What a user would want to know before step 1: wear, full drives, a batch that costs much."""
+    if prediction is None:
+        return []
+    written = written_bytes + num_steps * prediction.written_bytes
+    found = run_warnings(machine, plan.ledger, written_bytes=written)
+    question = Question(
+        policy=plan.policy, machine=machine, shape=plan.shape, workload=plan.workload
+    )
+    with contextlib.suppress(ConfigError, DoesNotFit):
+        choice = advised(batch_choices(question, prediction))
+        if choice.is_worth_saying:
+            found.append(batch_in_words(choice, plan.workload.batch))
+    return found
+
+
+def batch_in_words(choice: BatchChoice, batch: int) -> str:
+    """What a larger batch would bring."""
+    return (
+        f"{choice.batch} rows a step instead of {batch} (gradient_accumulation_steps) would be "
+        f"{choice.faster:.1f}x as fast and write {choice.wear:.0%} as much per token (simulated); "
+        "a larger step often wants a larger learning rate"
+    )
 
 
 def _activations(plan: Any) -> str:

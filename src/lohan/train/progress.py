@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from transformers import TrainerCallback
 
-from lohan.train.plan_words import plan_in_words
+from lohan.train.plan_words import cautions, plan_in_words
 from lohan.train.working_folder import make_working_folder, private_files
 from lohan.train.writes import planned_seals, write_limit_of
 from lohan.units import format_seconds
@@ -161,8 +161,17 @@ class ConsoleProgress(TrainerCallback):
             write_limit=write_limit_of(self._trainer),
             written_bytes=self._trainer.written_bytes,
             rates_note=engine.rates_note,
+            machine=engine.machine,
         ):
             self._console.print(f"  {line}", soft_wrap=True)
+        for caution in cautions(
+            engine.plan,
+            engine.prediction,
+            engine.machine,
+            num_steps=left,
+            written_bytes=self._trainer.written_bytes,
+        ):
+            self._console.print(f"  worth knowing: {caution}", style="bold yellow", soft_wrap=True)
 
     def _left(self, state: Any) -> str:
         """Time left: as measured, and before the first step as predicted."""

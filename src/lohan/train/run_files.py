@@ -61,6 +61,7 @@ class PlanFile(TrainerCallback):
             num_seals=planned_seals(self._trainer, state.max_steps),
             write_limit=write_limit_of(self._trainer),
             rates_note=self._trainer.engine.rates_note,
+            machine=self._trainer.engine.machine,
         )
         write_text(folder / "plan.txt", "".join(f"{line}\n" for line in lines))
         write_text(folder / "plan.json", plan.to_json())

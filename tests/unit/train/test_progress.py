@@ -13,7 +13,7 @@ from lohan.plan import make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
 from lohan.simulate import SimulatedStep, simulate_plan
-from lohan.train.plan_words import plan_in_words
+from lohan.train.plan_words import cautions, plan_in_words
 from lohan.train.progress import ConsoleProgress, step_numbers
 
 
@@ -40,7 +40,11 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
     )
     plan, prediction = planned or (None, None)
     engine = types.SimpleNamespace(
-        run_id="abc", plan=plan, prediction=prediction, rates_note="at a burst rate"
+        machine=machine_named("paper-4090"),
+        run_id="abc",
+        plan=plan,
+        prediction=prediction,
+        rates_note="at a burst rate",
     )
     args = types.SimpleNamespace(save_strategy="steps", save_steps=5, max_steps=10)
     offload = types.SimpleNamespace(archive_steps=None, write_budget=None)
@@ -158,3 +162,14 @@ def test_in_a_terminal_a_bar_shows_the_time_left(planned: Any) -> None:
 
 def test_without_a_step_there_are_no_numbers() -> None:
     assert step_numbers(types.SimpleNamespace(last_step=None)) == {}
+
+
+def test_a_batch_that_costs_much_and_worn_drives_are_said_before_the_first_step() -> None:
+    machine = machine_named("desktop-4090").with_ram(16 << 30)
+    workload = Workload(batch=1, sequence=1024, num_micro_batches=1)
+    plan = make_plan("lohan+", machine, shape_of("gpt-1.55b"), workload)
+    step = simulate_plan(plan, machine, num_steps=3)
+    worn, larger = cautions(plan, step, machine, num_steps=10**6)
+    assert "of the drives' rated life" in worn
+    assert "rows a step instead of 1 (gradient_accumulation_steps)" in larger
+    assert cautions(plan, None, machine, num_steps=10) == []

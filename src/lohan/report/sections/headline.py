@@ -138,7 +138,9 @@ def _written(run: RunFiles) -> _Card:
     if written is None:
         return _Card(label="Written to SSD", value=None)
     share = facts.endurance_share(run)
-    below = "" if share is None else f"{format_share(share)} of the drives' rated life"
+    below = ""
+    if share is not None and run.machine is not None:
+        below = f"{format_share(share)} of {run.machine.drives_life}"
     return _Card(
         label="Written to SSD, about" if written.is_estimate else "Written to SSD",
         value=format_bytes_decimal(written.nbytes),
