@@ -28,7 +28,7 @@ from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
 from lohan.runtime.known_drives import KnownDrives
-from lohan.runtime.planning import Policy
+from lohan.runtime.planning import PlannedRun, Policy
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import check_directories
@@ -69,6 +69,7 @@ def attach(
     threads: int | None = None,
     progress: Callable[[str], None] | None = None,
     is_tracing: bool = False,
+    on_planned: Callable[[PlannedRun], None] | None = None,
 ) -> Engine:
     """Put a model's states on SSD and return the engine that trains it.
 
@@ -99,6 +100,8 @@ def attach(
         threads: of the CPU update.
         progress: is told what is going on, in sentences.
         is_tracing: keep what every lane does, for `Engine.trace`.
+        on_planned: gets the plan of `largest_step` before anything but measuring is written; what
+            it raises ends attaching.
 
     Raises:
         ConfigError: what was asked for cannot be meant; nothing was written.
@@ -153,6 +156,7 @@ def attach(
             num_threads=threads,
             progress=progress,
             is_tracing=is_tracing,
+            on_planned=on_planned,
             owns_device=owns_device,
         )
     except BaseException:

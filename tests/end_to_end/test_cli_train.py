@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from lohan.errors import DoesNotFit
+from support import tiny_chat
 from support.command_line import run_lohan
 from support.small_training import make_place, train
 
@@ -143,3 +144,19 @@ def test_rows_that_are_cut_off_are_counted(place: pathlib.Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "of 10 rows fill max_length=20" in done.stdout
     assert "fill max_length" not in train(place, out=str(place / "two")).stdout
+
+
+def test_a_dry_run_says_what_the_run_would_be_and_leaves_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    """With the engine itself: what is planned is what would run."""
+    tiny_chat.save_model(tmp_path / "model")
+    tiny_chat.write_jsonl(tmp_path / "rows.jsonl", tiny_chat.conversations(6))
+    (tmp_path / "ssd").mkdir()
+    done = train(tmp_path, "--dry-run", ram="64MiB", machine="desktop-4090")
+    assert done.exit_code == 0, done.stderr
+    assert "predicted for 3 steps" in done.stdout
+    assert "cost: about $" in done.stdout
+    assert "nothing was trained" in done.stdout
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "ssd").iterdir()) == []

@@ -224,9 +224,10 @@ def attach_plainly(
     progress: Any,
     largest_step: Any = None,
     write_limit: Any = None,
+    on_planned: Any = None,
     **kwargs: Any,
 ) -> PlainEngine:
-    """In place of `lohan.train.attaching.attach_engine`."""
+    """In place of `lohan.train.attaching.attach_engine`; nothing is planned."""
     return PlainEngine(model, optimizer, **kwargs)
 
 

@@ -61,6 +61,13 @@ def train(
             help="Continue from this checkpoint folder (an archive).",
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check rows, template, room and memory, say what the run would cost, and exit.",
+        ),
+    ] = False,
     print_config: Annotated[
         bool,
         typer.Option("--print-config", help="Print every setting and its origin, and exit."),
@@ -93,5 +100,7 @@ def train(
     from lohan.train.run import run_training
 
     shown = console()
-    folder = run_training(config, resume=resume_from or resume, console=shown)
+    folder = run_training(config, resume=resume_from or resume, console=shown, is_dry=dry_run)
+    if folder is None:
+        return
     shown.print(f"report: {write_report(folder)}", soft_wrap=True)

@@ -78,6 +78,7 @@ def attach_engine(
     num_threads: int | None = None,
     progress: Progress | None = None,
     is_tracing: bool = False,
+    on_planned: Callable[[PlannedRun], None] | None = None,
     io: IoEngine | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     owns_device: bool = False,
@@ -141,6 +142,10 @@ def attach_engine(
         if largest_step or known.measure is not None:
             tell("checking that the largest step fits" if largest_step else "planning")
             known, budgets = measured_if_used(known, budgets, plan)
+        if on_planned is not None and largest_step:
+            planned = plan(_as_computing(known.machine, opened), budgets)
+            assert planned is not None, "the largest step fits"
+            on_planned(planned)
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
         engine_io = io if io is not None else choose_engine()[0]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import lohan
+from lohan.runtime.planning import PlannedRun
 from lohan.runtime.write_limit import WriteLimit
 from lohan.train.offload import OffloadConfig
 
@@ -22,6 +23,7 @@ def attach_engine(
     largest_step: Sequence[Any] | None,
     write_limit: WriteLimit | None,
     progress: Callable[[str], None] | None,
+    on_planned: Callable[[PlannedRun], None] | None = None,
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
     moments: Moments | None = None,
     counters: Mapping[str, Any] | None = None,
@@ -44,5 +46,6 @@ def attach_engine(
         largest_step=largest_step,
         write_limit=write_limit,
         progress=progress,
+        on_planned=on_planned,
         is_tracing=offload.is_tracing,
     )

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from transformers import TrainerCallback
 
+from lohan.hardware.machine import Machine
 from lohan.train.plan_words import cautions, plan_in_words
 from lohan.train.working_folder import make_working_folder, private_files
 from lohan.train.writes import planned_seals, write_limit_of
@@ -152,24 +153,32 @@ class ConsoleProgress(TrainerCallback):
         if self._is_plan_shown or engine.plan is None:
             return
         self._is_plan_shown = True
-        left = max(0, state.max_steps - state.global_step)
-        for line in plan_in_words(
-            engine.plan,
-            engine.prediction,
-            num_steps=left,
-            num_seals=planned_seals(self._trainer, left),
-            write_limit=write_limit_of(self._trainer),
-            written_bytes=self._trainer.written_bytes,
-            rates_note=engine.rates_note,
-            machine=engine.machine,
-        ):
-            self._console.print(f"  {line}", soft_wrap=True)
-        for caution in cautions(
+        self.show_plan(
             engine.plan,
             engine.prediction,
             engine.machine,
-            num_steps=left,
-            written_bytes=self._trainer.written_bytes,
+            num_steps=max(0, state.max_steps - state.global_step),
+            rates_note=engine.rates_note,
+        )
+
+    def show_plan(
+        self, plan: Any, prediction: Any, machine: Machine, *, num_steps: int, rates_note: str = ""
+    ) -> None:
+        """Say what a run will be and cost, and what is worth knowing about it."""
+        written = self._trainer.written_bytes
+        for line in plan_in_words(
+            plan,
+            prediction,
+            num_steps=num_steps,
+            num_seals=planned_seals(self._trainer, num_steps),
+            write_limit=write_limit_of(self._trainer),
+            written_bytes=written,
+            rates_note=rates_note,
+            machine=machine,
+        ):
+            self._console.print(f"  {line}", soft_wrap=True)
+        for caution in cautions(
+            plan, prediction, machine, num_steps=num_steps, written_bytes=written
         ):
             self._console.print(f"  worth knowing: {caution}", style="bold yellow", soft_wrap=True)
 

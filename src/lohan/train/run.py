@@ -17,6 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from lohan.errors import ConfigError, LohanError, LohanWarning
+from lohan.runtime.planning import PlannedRun
+from lohan.simulate.quick import quick_step
 from lohan.ssd import check_directories
 from lohan.ssd.storage_errors import storage_error
 from lohan.train.arguments import make_arguments, refuse_unsupported
@@ -29,6 +31,7 @@ from lohan.train.run_files import AcceptedRun, write_summary, write_trace
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.tokenizing import load_tokenizer
 from lohan.train.working_folder import PRIVATE_MODE, make_working_folder, private_files
+from lohan.train.writes import planned_steps
 from lohan.units import format_bytes_decimal
 
 
@@ -38,8 +41,12 @@ def run_training(
     resume: str | bool | None = None,
     console: Console,
     callbacks: Sequence[Any] = (),
-) -> pathlib.Path:
+    is_dry: bool = False,
+) -> pathlib.Path | None:
     """Train and export; returns the folder of the model. `callbacks` are transformers'.
+
+    A dry run does all that comes before the first byte of states, says what the run would cost and
+    leaves nothing behind; its answer is None.
 
     Raises:
         LohanError: something is wrong with the configuration, files, data, machine or drives. What
@@ -59,8 +66,19 @@ def run_training(
             remedy="give some with --eval_data FILE, or leave eval_strategy out",
         )
     out = pathlib.Path(config.out)
-    with held_folder(out, is_resuming=bool(resume)) as held:
-        return _run(config, args, held, resume=resume, console=console, callbacks=callbacks)
+    with (
+        contextlib.suppress(_DryRunEnded),
+        held_folder(out, is_resuming=bool(resume)) as held,
+    ):
+        return _run(
+            config, args, held, resume=resume, console=console, callbacks=callbacks, is_dry=is_dry
+        )
+    console.print("dry run: nothing was trained, and nothing is left behind")
+    return None
+
+
+class _DryRunEnded(Exception):
+    """All that a dry run does is done."""
 
 
 def _run(
@@ -71,6 +89,7 @@ def _run(
     resume: str | bool | None,
     console: Console,
     callbacks: Sequence[Any],
+    is_dry: bool,
 ) -> pathlib.Path:
     out = pathlib.Path(config.out)
     for report in check_directories(config.offload.ssd):
@@ -105,6 +124,8 @@ def _run(
     progress = _show_progress(trainer, console)
     for callback in callbacks:
         trainer.add_callback(callback)
+    if is_dry:
+        trainer.on_planned = lambda planned: _end_dry_run(trainer, planned, progress)
     trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
     started = time.monotonic()
     try:
@@ -155,6 +176,14 @@ def _run(
         progress.close()
         trainer.close()
     return out
+
+
+def _end_dry_run(trainer: Any, planned: PlannedRun, progress: Any) -> None:
+    """Say what the run would be, and end it."""
+    prediction = quick_step(planned.plan, planned.machine)
+    num_steps = planned_steps(trainer) or 0
+    progress.show_plan(planned.plan, prediction, planned.machine, num_steps=num_steps)
+    raise _DryRunEnded
 
 
 def _open(config: TrainConfig, args: Any) -> Any:

@@ -19,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from lohan.errors import CheckpointError, ConfigError
 from lohan.runtime.model_buffers import changed_buffers
+from lohan.runtime.planning import PlannedRun
 from lohan.train import archive, resume_point
 from lohan.train.attaching import attach_engine
 from lohan.train.check_export import ModelDirectoryReport
@@ -62,6 +63,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
         self.stop_request = StopRequest()
         self.tell: Callable[[str], None] | None = None
         """Gets one sentence per stage of starting up."""
+        self.on_planned: Callable[[PlannedRun], None] | None = None
+        """Gets the plan of the largest step, where it is known, before states are written."""
         self.stopped_because: str | None = None
         """Why the run stopped before its last step, if not by a signal."""
         self._archive_to_load: pathlib.Path | None = None
@@ -166,6 +169,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
             largest_step=self.largest_step(),
             write_limit=write_limit_of(self),
             progress=self.tell,
+            on_planned=self.on_planned,
             **first,
         )
         RunRecord(run_id=self._engine.run_id, ssd=tuple(ssd)).write(self.out)
