@@ -68,7 +68,7 @@ def plan_in_words(
         lines += [
             f"predicted: {format_seconds(prediction.step_seconds)} a step, "
             f"{prediction.tokens_per_second:,.1f} tokens/s; bottleneck: {prediction.bottleneck}"
-            + (f" ({rates_note})" if rates_note else ""),
+            + (f"; {rates_note}" if rates_note else ""),
             f"predicted for {num_steps:,} steps: {format_seconds(hours * 3600)}, "
             f"{format_bytes_decimal(written)} written to SSD"
             + (f" ({format_bytes_decimal(sealed)} by seals)" if sealed else "")

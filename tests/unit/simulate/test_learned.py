@@ -86,6 +86,7 @@ def test_one_slow_step_changes_nothing_and_slow_steps_that_stay_are_believed() -
     plan = make_plan("lohan+", guess, SHAPE, Workload(batch=2, sequence=16))
     usual, slow = step_on(plan, slower(guess, 2.0)), step_on(plan, slower(guess, 8.0))
     alone = predicted(plan, guess, [usual])
+    assert predicted(plan, guess, [slow, usual]) == pytest.approx(alone)
     assert predicted(plan, guess, [usual, slow, usual]) == pytest.approx(alone)
     assert predicted(plan, guess, [usual, usual, slow, usual, slow]) == pytest.approx(alone)
     # Only the last steps count.

@@ -78,7 +78,7 @@ def test_the_plan_is_shown_once_before_the_first_step(planned: Any) -> None:
     progress.on_step_end(ARGS, STATE, None)
     assert text.getvalue().count("predicted for 10 steps") == 1
     assert "beside 4.0 GB so far" in text.getvalue()
-    assert "(at a burst rate)" in text.getvalue()
+    assert "; at a burst rate" in text.getvalue()
     assert "training begins at step 0 of 10 (2 micro-batches of 4 rows" in text.getvalue()
 
 
