@@ -333,10 +333,11 @@ def _show_result(
     from lohan.train.working_folder import working_folder
     from lohan.units import format_bytes_decimal
 
-    lines = (working_folder(out) / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    files = working_folder(out)
+    lines = (files / "log.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
     third = max(1, len(losses) // 3)
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((files / "summary.json").read_text(encoding="utf-8"))
     _say(
         f"\nloss: {sum(losses[:third]) / third:.2f} on average in the first {third} steps, "
         f"{sum(losses[-third:]) / third:.2f} in the last {third} ({len(losses)} steps; "
