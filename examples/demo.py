@@ -349,13 +349,14 @@ def _show_result(
         _say(f"    before: {before[number]}")
         _say(f"    after:  {after[number]}")
     _say(f"\nfiles in {out}:")
-    for path in sorted(out.iterdir()):
+    for path in [*sorted(out.iterdir()), *sorted(files.iterdir())]:
         if path.is_file():
-            _say(f"    {path.name:28} {format_bytes_decimal(path.stat().st_size):>10}")
+            name = str(path.relative_to(out))
+            _say(f"    {name:28} {format_bytes_decimal(path.stat().st_size):>10}")
     kept = sum(path.stat().st_size for path in (folder / "ssd").rglob("*") if path.is_file())
     _say(
         f"The states stay in {folder / 'ssd'} ({kept / 1e9:.1f} GB). Open "
-        f"{working_folder(out) / 'report.html'} in a browser.\n"
+        f"{files / 'report.html'} in a browser.\n"
         f"Remove everything with rm -r {shlex.quote(str(folder))}"
     )
 
