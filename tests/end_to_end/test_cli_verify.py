@@ -21,8 +21,23 @@ def few_cases(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
     whole: Any = lohan.verify.verify_copy
     cases = [all_cases()[number] for number in numbers]
     monkeypatch.setattr(
-        lohan.verify, "verify_copy", lambda copy, **given: whole(copy, cases=cases, **given)
+        lohan.verify, "verify_copy", lambda copy, **given: whole(copy, **given | {"cases": cases})
     )
+
+
+def test_micro_batches_and_losses_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: Any = lohan.verify.verify_copy
+    asked: list[Any] = []
+
+    def first_of(copy: Any, **given: Any) -> Any:
+        asked.extend(given["cases"])
+        return whole(copy, **given | {"cases": asked[:1]})
+
+    monkeypatch.setattr(lohan.verify, "verify_copy", first_of)
+    ran = run_lohan("verify", "gpt2", "--steps", 1, "--micro-batches", 3, "--hidden-states")
+    assert ran.exit_code == 0
+    assert len(asked) == 10
+    assert all(case.num_micro_batches == 3 and case.reads_states for case in asked)
 
 
 def test_a_known_model_is_equal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ def left_as_found(*roots: Any) -> Iterator[None]:
 
 def content_of(value: Any) -> Any:
     """What is in something; of a tensor only its version."""
+    if isinstance(value, dict):  # as nearly always
+        return list(value.items())
     if isinstance(value, torch.Tensor):
         return value._version
     if isinstance(value, torch.Generator):
@@ -86,8 +88,6 @@ def content_of(value: Any) -> Any:
         return value.copy()
     if isinstance(value, types.CellType):
         return [in_cell(value)]
-    if isinstance(value, dict):
-        return list(value.items())
     if isinstance(value, CONTAINERS):
         return list(value)
     return [in_slot(member, value) for member in slots_of(value)]
@@ -95,6 +95,11 @@ def content_of(value: Any) -> Any:
 
 def is_same(value: Any, content: Any) -> bool:
     """Whether this is what is in something still: by identity where it holds other things."""
+    if isinstance(value, dict):
+        if len(value) != len(content):
+            return False
+        pairs = zip(value.items(), content, strict=True)
+        return all(key is old and one is other for (key, one), (old, other) in pairs)
     now = content_of(value)
     if isinstance(value, torch.Generator):
         return torch.equal(now, content)
@@ -106,9 +111,6 @@ def is_same(value: Any, content: Any) -> bool:
         return pickle.dumps(now) == pickle.dumps(content)
     if len(now) != len(content):
         return False
-    if isinstance(value, dict):
-        pairs = zip(now, content, strict=True)
-        return all(key is old and one is other for (key, one), (old, other) in pairs)
     return all(one is other for one, other in zip(now, content, strict=True))
 
 

@@ -11,7 +11,7 @@ import pathlib
 import random
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,15 +55,21 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     return found if type(found) is dict else None
 
 
-def slots_of(value: Any) -> list[types.MemberDescriptorType]:
+def slots_of(value: Any) -> tuple[types.MemberDescriptorType, ...]:
     """The slots of an object whose class has `__slots__`."""
-    return [
+    kind: Any = type(value)
+    return _slots(kind)
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[types.MemberDescriptorType, ...]:
+    return tuple(
         member
-        for kind in type(value).__mro__
-        if "__slots__" in vars(kind)
-        for member in vars(kind).values()
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for member in vars(base).values()
         if isinstance(member, types.MemberDescriptorType)
-    ]
+    )
 
 
 def in_slot(member: types.MemberDescriptorType, value: Any) -> Any:
@@ -92,9 +98,15 @@ def parts_that_change(roots: Iterable[Any], *, enters_modules: bool) -> list[Any
     to_visit, visited = list(roots), set[int]()
     while to_visit:
         value = to_visit.pop()
-        if type(value) in PLAIN or id(value) in visited:
+        kind = type(value)
+        if kind in PLAIN or id(value) in visited:
             continue
         visited.add(id(value))
+        if kind in _BARE:
+            found.append(value)
+            if value:  # Most modules have no hooks.
+                to_visit.extend(_held_in(value))
+            continue
         if isinstance(value, nn.Module):
             if not enters_modules:
                 continue
@@ -114,6 +126,8 @@ def parts_that_change(roots: Iterable[Any], *, enters_modules: bool) -> list[Any
     return found
 
 
+_BARE = frozenset((*CONTAINERS, OrderedDict))
+"""Have no attributes: the quick way for nearly all there is."""
 _CHANGING = (*CONTAINERS, types.CellType, torch.Tensor, np.ndarray, *GENERATORS)
 _WITHOUT_ATTRIBUTES = (torch.Tensor, np.ndarray)
 
