@@ -10,7 +10,8 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,10 +53,13 @@ class MadeTensors:
             return
         gc.collect()  # What refers to itself goes only now.
         left = self._left(expected)
-        if left:
+        if not left:
+            return
+        with _all_objects_seen():
             _empty_caches(left)
             left = self._left(expected)
-        if left:
+            if not left:
+                return
             tensor = next(one for one in gc.get_objects() if _is_one_of(one, left))
             raise ConfigError(
                 f"{model} keeps a tensor of shape {tuple(tensor.shape)} that its forward made, in "
@@ -72,6 +76,18 @@ class MadeTensors:
             for key, memory in self._noted.items()
             if key not in expected and not memory.expired()
         }
+
+
+@contextmanager
+def _all_objects_seen() -> Iterator[None]:
+    """Also those that a program has put out of the garbage collector's sight (`gc.freeze`)."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if is_frozen:
+            gc.freeze()
 
 
 def _is_one_of(value: Any, keys: set[int]) -> bool:
