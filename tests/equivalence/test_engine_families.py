@@ -1,11 +1,13 @@
 """Families with habits of their own (outputs collected by hooks, tables made when first needed),
 trained on all that they give out with several micro-batches: as in memory to the bit.
 
-`--every-combination` runs all families; every push a few.
+`--long` runs all families, in ten minutes; every push a few.
 """
 
 import copy
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,15 +29,13 @@ QUICK = [
 CHOICES = (None, Choice.KEEP, Choice.RECOMPUTE, Choice.SWAP_TO_RAM)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All cases only where they are asked for."""
-    every = [
-        (name, count, choice) for name in FAMILIES for count in (1, 2, 3) for choice in CHOICES
-    ]
-    is_asked = metafunc.config.getoption("--every-combination")
-    metafunc.parametrize(("name", "count", "choice"), every if is_asked else QUICK)
+def cases() -> list[Any]:
+    """Of those that take long together, a few on every push."""
+    every = itertools.product(FAMILIES, (1, 2, 3), CHOICES)
+    return [*QUICK, *(pytest.param(*one, marks=pytest.mark.long) for one in every)]
 
 
+@pytest.mark.parametrize(("name", "count", "choice"), cases())
 def test_a_family_trains_as_in_memory(
     name: str, count: int, choice: Choice | None, tmp_path: Path
 ) -> None:
