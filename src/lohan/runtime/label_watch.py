@@ -40,6 +40,11 @@ class LabelWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
             real[..., 0] = 0
         self._real[id(labels)] = (labels, real)
 
+    def __exit__(self, *raised: Any) -> None:
+        """What was followed is over with the loss: whoever traced it looks for what is kept."""
+        self._real = {}
+        super().__exit__(*raised)  # type: ignore[no-untyped-call, unused-ignore]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
