@@ -12,7 +12,7 @@ import random
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def parts_that_change(roots: Iterable[Any], *, enters_modules: bool) -> list[Any
                 continue
         elif is_shared(value) or isinstance(value, nn.Parameter):
             continue
-        to_visit.extend(_held_in(value))
+        to_visit.extend(held_in(value))
         if isinstance(value, _CHANGING):
             found.append(value)
             if isinstance(value, _WITHOUT_ATTRIBUTES):
@@ -132,7 +132,7 @@ _CHANGING = (*CONTAINERS, types.CellType, torch.Tensor, np.ndarray, *GENERATORS)
 _WITHOUT_ATTRIBUTES = (torch.Tensor, np.ndarray)
 
 
-def _held_in(value: Any) -> Iterable[Any]:
+def held_in(value: Any) -> Iterable[Any]:
     """What lies in a container, behind a function, or behind a reference."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
@@ -149,3 +149,22 @@ def _held_in(value: Any) -> Iterable[Any]:
     if isinstance(value, functools.partial):
         return (value.func, value.args, value.keywords)
     return (value(),) if isinstance(value, weakref.ref) else ()
+
+
+_FEW = 64
+"""Entries of a container that may be settings; more are data."""
+
+
+def settings_in(value: Any, depth: int = 6) -> Hashable:
+    """Code and plain values in a function or an object: equal for those that do the same, as when
+    one is made anew for every step. Of tensors, modules and data only the kind."""
+    if type(value) in PLAIN or isinstance(value, types.CodeType):
+        return type(value), value
+    is_opaque = is_shared(value) or isinstance(value, (nn.Module, torch.Tensor, np.ndarray))
+    if is_opaque or depth == 0:
+        return type(value)
+    held = [*held_in(value), *(attributes_of(value) or {}).items()]
+    if len(held) > _FEW:
+        return type(value)
+    held += [value.__code__] if isinstance(value, types.FunctionType) else []
+    return type(value), tuple(settings_in(one, depth - 1) for one in held)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from lohan.errors import ConfigError
 from lohan.model.assemble import shape_at
 from lohan.model.inputs import inputs_for
+from lohan.model.objects import settings_in
 from lohan.model.shape import ModelShape
 from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
 from lohan.model.trace_ops import tensors_in
@@ -138,12 +139,12 @@ class TracedModel:
     def counts_first_label(self, batch: Any, loss_fn: LossFunction | None) -> bool | None:
         """Whether the labels of first tokens count for a loss; None where it cannot be seen.
 
-        Found out once per loss, by running it on fake tensors.
+        Found out once per loss and its settings, by running it on fake tensors.
 
         Raises:
             ConfigError: it cannot run on fake tensors.
         """
-        key = draw_setting(self._model, loss_fn)
+        key = (draw_setting(self._model, loss_fn), settings_in(loss_fn))
         if key not in self._counts_first:
             watch, sizes = LabelWatch(), sizes_of([batch])
 

@@ -1,5 +1,6 @@
 """Which labels count, as the losses of many models say it: judged by the concatenated batch."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -78,6 +79,42 @@ def test_a_loss_of_the_users_is_looked_at_not_the_model() -> None:
     weights = weights_of(model, batches, shifted_loss)
     assert weights != weights_of(model, batches)
     assert_as_concatenated(model, batches, weights, shifted_loss)
+
+
+def either_loss(shifts: bool, model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    if shifts:
+        return shifted_loss(model, batch)
+    return loss_of(model, batch, None)
+
+
+class EitherLoss:
+    def __init__(self, shifts: bool) -> None:
+        self.shifts = shifts
+
+    def __call__(self, model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        return either_loss(self.shifts, model, batch)
+
+
+def closed_over(shifts: bool) -> Any:
+    return lambda model, batch: either_loss(shifts, model, batch)
+
+
+@pytest.mark.parametrize(
+    "make", [closed_over, EitherLoss, lambda shifts: functools.partial(either_loss, shifts)]
+)
+def test_losses_of_the_same_code_with_other_settings_are_told_apart(make: Any) -> None:
+    model, batches = made("masked"), micro_batches("masked")
+    watched = traced(model, batches[0])
+    found = [watched.counts_first_label(batches[0], make(shifts)) for shifts in (True, False)]
+    assert found == [False, True]
+
+
+def test_a_loss_made_anew_for_every_step_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = made("masked"), micro_batches("masked")
+    watched = traced(model, batches[0])
+    found = [watched.counts_first_label(batches[0], closed_over(True))]
+    monkeypatch.setattr(watched, "_run", None)
+    assert watched.counts_first_label(batches[0], closed_over(True)) is found[0]
 
 
 def hidden_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
