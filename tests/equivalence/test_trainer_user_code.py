@@ -313,6 +313,10 @@ def doubled(model: Any) -> Any:
     return first(model).mul_(2)
 
 
+def replaced(model: Any) -> None:
+    first(model).data = torch.ones(first(model).shape, dtype=torch.bfloat16)
+
+
 READS: dict[str, Callable[[Any], Any]] = {
     "a norm": lambda model: first(model).norm().item(),
     "data": lambda model: first(model).data,
@@ -327,6 +331,8 @@ READS: dict[str, Callable[[Any], Any]] = {
     "another model": copy.deepcopy,
     "a pickle": pickle.dumps,
     "writing": doubled,
+    "other values": replaced,
+    "a plain tensor": lambda model: first(model).as_subclass(torch.Tensor),
 }
 
 
@@ -370,6 +376,10 @@ def known(model: Any) -> list[Any]:
         model.dtype,
         model.device.type,
         isinstance(repr(first(model)), str),
+        isinstance(f"{first(model)}", str),
+        first(model).type(),
+        model.to("cpu") is model,
+        model.bfloat16() is model,
     ]
 
 

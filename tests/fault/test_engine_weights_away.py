@@ -74,8 +74,10 @@ def test_a_copy_of_a_model_and_one_around_it_can_be_trained_in_their_turn(
     values = {name: value.clone() for name, value in model.state_dict().items()}
     with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
         before = engine.evaluate(batches)
+    with pytest.raises(ConfigError, match="weights are away"):
+        copy.deepcopy(model)
+    model.load_state_dict(values, assign=True)
     other = make(model)
-    getattr(other, "inner", other).load_state_dict(values, assign=True)
     with attach(case, other, optimizer_for(case, other), tmp_path) as engine:
         assert engine.evaluate(batches) == before
         engine.step(batches)

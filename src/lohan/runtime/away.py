@@ -21,10 +21,12 @@ _WITHOUT_VALUES = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "__len__"}
     | {"storage_offset", "untyped_storage", "data_ptr", "get_device", "is_pinned", "is_shared"}
     | {"is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference"}
-    | {"requires_grad_", "register_hook", "register_post_accumulate_grad_hook"}
+    | {"requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
+    | {"__format__", "dim_order", "is_same_size", "result_type"}
+    | {"_has_compatible_shallow_copy_type"}  # asked by `model.to`, also where nothing is to do
 )
-_CONVERSIONS = frozenset({"to", "cpu", "cuda", "bfloat16", "half", "float", "contiguous"})
-"""They give the tensor itself where there is nothing to convert."""
+_CONVERSIONS = frozenset({"to", "cpu", "cuda", "bfloat16", "half", "float", "contiguous", "type"})
+"""They give the tensor itself, or a word, where there is nothing to convert."""
 _GRADIENT: Any = vars(torch._C.TensorBase)["grad"]
 """The attribute as every tensor has it."""
 
@@ -46,15 +48,19 @@ class AwayParameter(torch.nn.Parameter):
         name = func.__name__
         if name in ("__get__", "__set__", "__delete__"):
             is_read = name == "__get__" and func.__self__.__name__ in _VALUES
-            name = func.__self__.__name__
+            is_set, name = name == "__set__", func.__self__.__name__
+            if is_set and name == "data" and args[1] is not args[0]:
+                _refuse_new_values(args[0])
         else:
             is_read = name not in _WITHOUT_VALUES | _CONVERSIONS
+        refused = f"{name} of a parameter was asked for, but its weights are away"
         if is_read and not _OPEN:
-            _refuse_values(f"{name} of a parameter was asked for")
+            _refuse_values(refused)
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
-        if name in _CONVERSIONS and not _OPEN and found is not args[0]:
-            _refuse_values(f"{name} of a parameter was asked for")
+        is_other = isinstance(found, torch.Tensor) and found is not args[0]
+        if name in _CONVERSIONS and not _OPEN and is_other:
+            _refuse_values(refused)
         return found
 
     @property
@@ -83,11 +89,15 @@ class AwayParameter(torch.nn.Parameter):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"AwayParameter(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
+    def as_subclass(self, cls: Any) -> NoReturn:
+        """torch gives it without asking."""
+        _refuse_values("a parameter was asked for as another type, but its weights are away")
+
     def __deepcopy__(self, memo: Any) -> NoReturn:
-        _refuse_values("a copy of a parameter was asked for")
+        _refuse_values("a copy of a parameter was asked for, but its weights are away")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        _refuse_values("a parameter was asked for to be saved")
+        _refuse_values("a parameter was to be saved, but its weights are away")
 
 
 def mark(parameter: torch.nn.Parameter, *, is_away: bool) -> None:
@@ -151,11 +161,21 @@ def _refuse_away(module: torch.nn.Module, what: str) -> None:
         _refuse_values(f"{what}, but its weights are away, {away} the first")
 
 
+def _refuse_new_values(parameter: torch.Tensor) -> NoReturn:
+    raise ConfigError(
+        f"values were put into the data of a parameter of shape {tuple(parameter.shape)}, whose "
+        "weights are away",
+        why="the next step brings its weights from SSD, and these values would be lost",
+        remedy="set weights before attaching; after closing the engine put them in place with "
+        "model.load_state_dict(values, assign=True)",
+    )
+
+
 def _refuse_values(what: str) -> NoReturn:
     raise ConfigError(
         what,
-        why="lohan holds weights that are away on SSD and brings each block only while a step or "
-        "an evaluation needs it; in their place are NaNs",
+        why="lohan holds them on SSD and brings each block only while a step or an evaluation "
+        "needs it; in their place are NaNs",
         remedy="compute with engine.evaluate() (trainer.evaluate(), trainer.predict()); save "
         "with trainer.save_model() or lohan export and load that model to generate; or read "
         "the weights from engine.weights()",
