@@ -23,6 +23,8 @@ _NOT_THE_MODEL = frozenset(
 )
 # The tokenizer's last use, which rows from a table skip.
 _OF_ITS_USE = ("truncation", "padding")
+# What a tokenizer does besides its vocabulary: where it pads, where it cuts.
+_OF_TOKENIZERS = ("padding_side", "truncation_side", "model_max_length", "special_tokens_map")
 
 
 def source_identity(config: Any, directory: Path | None = None) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def source_identity(config: Any, directory: Path | None = None) -> dict[str, Any
 
 
 def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
-    """Hashes of a tokenizer, or of that of a processor, and of its chat template."""
+    """Hashes of a tokenizer, or of that of a processor, and of its chat template; its settings."""
     template = getattr(tokenizer, "chat_template", None)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -55,7 +57,9 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
         content = {key: value for key, value in content.items() if key not in _OF_ITS_USE}
     elif hasattr(tokenizer, "get_vocab"):
         content = tokenizer.get_vocab()
-    return {"tokenizer": _hash_json(content), "chat_template": _hash_json(template)}
+    settings = {name: getattr(tokenizer, name, None) for name in _OF_TOKENIZERS}
+    hashes = {"tokenizer": _hash_json(content), "chat_template": _hash_json(template)}
+    return {**hashes, **_flat(as_json(settings), "tokenizer.")}
 
 
 def of_source(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def change(path: pathlib.Path, **fields: Any) -> None:
         *outer, last = name.split("__")
         for key in outer:
             inner = inner[key]
-        assert inner[last] != value
+        assert inner.get(last) != value
         inner[last] = value
     path.write_text(json.dumps(found))
 
@@ -62,6 +62,9 @@ def test_a_model_that_is_not_the_same_is_refused_with_the_difference(place: path
     change(model / "config.json", rope_parameters__rope_theta=5.0)
     assert "config.rope_parameters.rope_theta: 10000.0 -> 5.0" in refused(place)
     restored()
+    change(model / "tokenizer_config.json", padding_side="left")
+    assert "tokenizer.padding_side: 'right' -> 'left'" in refused(place)
+    restored()
     # The generation markers alone: the tokens of the rows stay the same.
     (place / "other.jinja").write_text(tiny_chat.CHAT_TEMPLATE.replace("take turns", "alternate"))
     said = refused(place, "--chat_template_path", str(place / "other.jinja"))
@@ -83,7 +86,7 @@ def test_a_tokenizer_is_the_same_after_its_use() -> None:
     other.add_tokens(["<|new|>"])
     assert tokenizer_identity(other)["tokenizer"] != before["tokenizer"]
     assert tokenizer_identity(other)["chat_template"] == before["chat_template"]
-    assert tokenizer_identity(None) == {"tokenizer": None, "chat_template": None}
+    assert set(tokenizer_identity(None).values()) == {None}
 
 
 def test_a_moved_branch_is_told_by_the_commit_of_its_snapshot(tmp_path: pathlib.Path) -> None:
@@ -113,7 +116,7 @@ def test_what_another_release_adds_to_a_configuration_is_not_refused(
     now = {**before, "config.brand_new": True}
     with pytest.raises(ConfigError, match="brand_new"):
         refuse_other_model(before, now, what="a run")
-    monkeypatch.setattr(transformers, "__version__", "99.0")
+    monkeypatch.setattr("transformers.__version__", "99.0")
     now["transformers"] = source_identity(None)["transformers"]
     refuse_other_model(before, now, what="a run")
     with pytest.raises(ConfigError, match="hidden_size"):
