@@ -105,7 +105,7 @@ def parts_that_change(roots: Iterable[Any], *, enters_modules: bool) -> list[Any
         if kind in _BARE:
             found.append(value)
             if value:  # Most modules have no hooks.
-                to_visit.extend(_held_in(value))
+                to_visit.extend(held_in(value))
             continue
         if isinstance(value, nn.Module):
             if not enters_modules:
