@@ -66,6 +66,33 @@ def test_resume_continues_the_run_and_a_second_start_is_refused(place: pathlib.P
     assert "continues after step 3 of 3" in resumed.stdout
 
 
+@pytest.mark.parametrize("words", [["{out}"], ["--out", "{out}"]])
+def test_a_resume_finds_model_and_settings_in_its_folder(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """From another folder than the one its paths were given in."""
+    monkeypatch.chdir(place)
+    places = {"model": "model", "data": "rows.jsonl", "ssd": "ssd", "out": "out"}
+    assert train(place, save_steps="1", learning_rate="3e-4", **places).exit_code == 0
+    before = (place / "out" / "model.safetensors").read_bytes()
+    monkeypatch.chdir("/")
+    command = ["train", *(word.format(out=place / "out") for word in words), "--resume"]
+    done = run_lohan(*command)
+    assert done.exit_code == 0, done.stderr
+    assert "continues after step 3 of 3" in done.stdout
+    assert (place / "out" / "model.safetensors").read_bytes() == before
+    changed = run_lohan(*command, "--learning_rate", "9e-3")
+    assert changed.exit_code == 2
+    assert "learning_rate: 0.0003 -> 0.009" in changed.stderr
+
+
+def test_a_resume_where_no_run_is_says_so_at_once(place: pathlib.Path) -> None:
+    (place / "out").mkdir()
+    done = run_lohan("train", place / "out", "--resume")
+    assert done.exit_code == 2
+    assert f"there is no run in {place / 'out'}" in done.stderr
+
+
 def test_a_finished_run_is_not_trained_further_by_a_resume(place: pathlib.Path) -> None:
     changes = {"max_steps": "1", "gradient_accumulation_steps": "1"}  # within an epoch
     assert train(place, **changes).exit_code == 0

@@ -3,6 +3,7 @@
 Owns the command's options. Training itself is `lohan.train.run`, imported when the command runs.
 """
 
+import pathlib
 import sys
 from typing import Annotated
 
@@ -51,7 +52,11 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in OUT from its newest seal.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in OUT from its newest seal, with its own settings.",
+        ),
     ] = False,
     resume_from: Annotated[
         str | None,
@@ -81,10 +86,12 @@ def train(
     """
     from lohan.cli.output import console
 
+    path, overrides = read_words(ctx.args)
+    if resume:
+        path, out = _of_the_run(path, out)
     given = {"model": model, "data": data, "eval_data": eval_data, "out": out}
     given |= {"offload.ssd": ssd, "offload.ram": ram, "offload.gpu": gpu, "offload.device": device}
     given["offload.machine"] = machine
-    path, overrides = read_words(ctx.args)
     overrides += [(key, value) for key, value in given.items() if value not in (None, [])]
     require_train_packages()
     from lohan.train.config import check_places, checked_config, read_settings
@@ -104,3 +111,15 @@ def train(
     if folder is None:
         return
     shown.print(f"report: {write_report(folder)}", soft_wrap=True)
+
+
+def _of_the_run(path: str | None, out: str | None) -> tuple[str | None, str | None]:
+    """Settings and folder of a run that goes on: its own settings where no other file is given."""
+    from lohan.train.working_folder import settings_of_run
+
+    if path is not None and pathlib.Path(path).expanduser().is_dir():
+        path, out = None, out or path
+    if path is None and out is not None:
+        kept = settings_of_run(pathlib.Path(out).expanduser())
+        path = None if kept is None else str(kept)
+    return path, out

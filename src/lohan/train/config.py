@@ -48,6 +48,9 @@ class Setting:
     origin: str
 
 
+_LEFT_OUT = Setting(value=None, origin="default")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A checked configuration."""
@@ -63,7 +66,10 @@ class TrainConfig:
     """Every setting by its dotted name, in the order of the reference."""
 
     def to_text(self) -> str:
-        """YAML that gives the same run again; origins stand behind the values."""
+        """YAML that gives the same run again, from any folder; origins stand behind the values.
+
+        Defaults are comments: written out they would be choices, such as that of a column.
+        """
         return _text_of(self.settings)
 
 
@@ -156,7 +162,7 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
     arguments = {}
     settings: dict[str, Setting] = {}
     for key in OWN_HELP:
-        settings[key] = written.get(key, Setting(value=None, origin="default"))
+        settings[key] = _placed(written[key]) if key in written else _LEFT_OUT
     places = _offload_of(written)
     for key in offload.NAMES:
         value = getattr(places, "is_tracing" if key == "trace" else key)
@@ -186,6 +192,20 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         offload=places,
         arguments=arguments,
         settings=settings,
+    )
+
+
+def _placed(setting: Setting) -> Setting:
+    """A setting whose paths lead there from any folder; hub ids and what is not there stay."""
+    value = setting.value
+    if isinstance(value, list | tuple):
+        inner = [_placed(Setting(value=one, origin="")).value for one in value]
+        return Setting(value=inner, origin=setting.origin)
+    place = os.path.expanduser(value) if isinstance(value, str | os.PathLike) else ""
+    return (
+        Setting(value=os.path.abspath(place), origin=setting.origin)
+        if os.path.exists(place)
+        else setting
     )
 
 
@@ -363,9 +383,12 @@ def _text_of(settings: Mapping[str, Setting]) -> str:
             lines.append("offload:")
             is_in_block = True
         value = getattr(setting.value, "value", setting.value)
-        value = "<hidden>" if name == "hub_token" and value else value
+        origin = setting.origin
+        if name == "hub_token" and value:
+            value, origin = None, f"{origin}, hidden"
         shown = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
         shown = shown.removesuffix("...").strip()
         indent = "  " if name.startswith("offload.") else ""
-        lines.append(f"{indent}{name.removeprefix('offload.')}: {shown}  # {setting.origin}")
+        mark = "# " if origin == "default" else ""
+        lines.append(f"{indent}{mark}{name.removeprefix('offload.')}: {shown}  # {origin}")
     return "\n".join(lines) + "\n"

@@ -18,7 +18,7 @@ from lohan.train.offered_archive import is_lost, with_offer
 from lohan.train.randomness_state import set_random_state
 from lohan.train.resume_point import RunRecord
 from lohan.train.run_files import package_versions
-from lohan.train.working_folder import RUN_NAME, working_folder
+from lohan.train.working_folder import RUN_NAME, no_run_in, working_folder
 
 # For the type checker: a mixin has whatever the trainer it is put before has.
 _SomeTrainer: Any = object
@@ -41,11 +41,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
         if isinstance(asked, str):
             return self._checkpoint_at(pathlib.Path(asked), record)
         if record is None:
-            raise CheckpointError(
-                f"there is no run in {self.out}",
-                why=f"a run leaves {RUN_NAME} there before its first step",
-                remedy="give the output folder of the run to resume, or start without --resume",
-            )
+            raise no_run_in(self.out)
         return self._resume_seal(record)
 
     def _refuse_foreign_out(self) -> None:

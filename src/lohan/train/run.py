@@ -158,8 +158,8 @@ def _run(
     except (KeyboardInterrupt, SystemExit):
         if trainer.stop_request.is_set:
             console.print(
-                f"stopped and sealed at step {trainer.state.global_step}; continue with the same "
-                "command and --resume",
+                f"stopped and sealed at step {trainer.state.global_step}; continue with "
+                f"lohan train {out} --resume",
                 soft_wrap=True,
             )
         raise
@@ -167,8 +167,8 @@ def _run(
         if trainer.sealed_step is not None:
             console.print(
                 f"the states of run {trainer.engine.run_id} are sealed at step "
-                f"{trainer.sealed_step} and stay; continue with the same command and --resume, "
-                "or remove them with lohan clean",
+                f"{trainer.sealed_step} and stay; continue with lohan train {out} --resume, or "
+                "remove them with lohan clean",
                 soft_wrap=True,
             )
         raise
@@ -273,8 +273,8 @@ def _push(trainer: Any, out: pathlib.Path) -> None:
         raise ConfigError(
             f"the model is in {out}, but the hub did not take it",
             why=_one_line(error),
-            remedy="send it later with the same command and --resume: nothing is trained again, "
-            "and of the folder only the model is sent",
+            remedy=f"send it later with lohan train {out} --resume: nothing is trained again, and "
+            "of the folder only the model is sent",
         ) from error
 
 

@@ -1,7 +1,8 @@
 """Files about a run, for people, for `lohan report` and for bug reports.
 
 Owns lohan.yaml, plan.json, plan.txt, machine.json, trace.json and summary.json; the log is written
-by `progress`. Nothing is read back. Called by the trainer's callbacks and by `run`.
+by `progress`. Only lohan.yaml is read back, by a resume. Called by the trainer's callbacks and by
+`run`.
 """
 
 import importlib.metadata
@@ -18,10 +19,9 @@ from lohan.train.config import TrainConfig
 from lohan.train.durable_files import write_json, write_text
 from lohan.train.out_folder import HeldFolder
 from lohan.train.plan_words import plan_in_words
-from lohan.train.working_folder import make_working_folder
+from lohan.train.working_folder import CONFIG_NAME, make_working_folder
 from lohan.train.writes import planned_seals, write_limit_of
 
-CONFIG_NAME = "lohan.yaml"
 _PACKAGES = ("lohan", "torch", "transformers", "trl", "datasets", "accelerate", "safetensors")
 
 

@@ -10,7 +10,10 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from lohan.errors import CheckpointError
+
 RUN_NAME = "run.json"
+CONFIG_NAME = "lohan.yaml"
 _NAME = "_lohan"
 PRIVATE_MODE = 0o700
 _PRIVATE_MASK = 0o077
@@ -20,6 +23,27 @@ def working_folder(out: pathlib.Path) -> pathlib.Path:
     """Where the working files of the run in OUT are; OUT itself for runs of older releases."""
     inner = out / _NAME
     return inner if inner.is_dir() else out
+
+
+def settings_of_run(out: pathlib.Path) -> pathlib.Path | None:
+    """The settings a run in OUT was accepted with; None if it never was.
+
+    Raises:
+        CheckpointError: no run ever started there.
+    """
+    folder = working_folder(out)
+    if not (folder / RUN_NAME).exists():
+        raise no_run_in(out)
+    return folder / CONFIG_NAME if (folder / CONFIG_NAME).is_file() else None
+
+
+def no_run_in(out: pathlib.Path) -> CheckpointError:
+    """The error where a run is to go on and there is none."""
+    return CheckpointError(
+        f"there is no run in {out}",
+        why=f"a run leaves {RUN_NAME} there before its first step",
+        remedy="give the output folder of the run to resume, or start without --resume",
+    )
 
 
 def next_working_folder(out: pathlib.Path) -> pathlib.Path:
