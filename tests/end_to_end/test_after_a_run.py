@@ -36,6 +36,6 @@ def test_a_run_started_with_relative_paths_is_known_from_everywhere(
     (run,) = run_lohan("clean", "--ssd", tmp_path / "ssd", "--json").fields["runs"]
     assert run["model"] == str(tmp_path / "model")
     assert run["out"] == str(tmp_path / "out")
-    told = run_lohan("export", "--run", tmp_path / "out", "--out", "copy")
+    told = run_lohan("export", tmp_path / "out", "--out", "copy")
     assert told.exit_code == 0, told.stderr
     assert (tmp_path / "elsewhere" / "copy" / "model.safetensors").is_file()

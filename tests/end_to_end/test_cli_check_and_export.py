@@ -129,17 +129,51 @@ def test_a_run_whose_directories_moved_is_found_by_their_names(tmp_path: pathlib
 def test_a_run_is_exported_by_its_id(num_ssds: int, tmp_path: pathlib.Path) -> None:
     trained, ssd = make_run(tmp_path, num_ssds)
     options = [word for path in ssd for word in ("--ssd", path)]
-    ran = run_lohan("export", "--run", "r1", *options, "--out", tmp_path / "out")
+    ran = run_lohan("export", "r1", *options, "--out", tmp_path / "out")
     assert ran.exit_code == 0, ran.stderr
     assert "Qwen3ForCausalLM" in ran.stdout
     judge(tmp_path / "out", trained, torch.bfloat16)
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
+def test_the_run_is_named_alike_for_every_command(tmp_path: pathlib.Path) -> None:
+    leave_trained(tmp_path)
+    (tmp_path / "out" / "_lohan" / "log.jsonl").write_text("{}\n")
+    named = [
+        ["r1", "--ssd", tmp_path / "ssd"],
+        [tmp_path / "ssd" / "lohan-r1"],
+        [tmp_path / "ssd"],
+        [tmp_path / "out"],
+    ]
+    for number, run in enumerate(named):
+        assert run_lohan("check", *run, "--json").fields["checked"][0]["run"] == "r1"
+        made = run_lohan("export", *run, "--out", tmp_path / f"model{number}")
+        assert made.exit_code == 0, made.stderr
+        shown = run_lohan("report", *run)
+        assert shown.exit_code == 0, shown.stderr
+        assert shown.stdout == f"wrote {tmp_path / 'out' / '_lohan' / 'report.html'}\n"
+
+
+def test_the_older_spelling_of_a_run_is_understood(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path)
+    words = ["--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out"]
+    assert run_lohan("export", *words).exit_code == 0
+    assert "two runs are named" in run_lohan("export", "r1", *words).stderr
+    assert "no run is named" in run_lohan("export", *words[2:]).stderr
+
+
+def test_of_several_runs_one_has_to_be_named(tmp_path: pathlib.Path) -> None:
+    for name in ("r1", "r2"):
+        leave_run([tmp_path / "ssd"], name, {"a": torch.ones(3, 3)})
+    ran = run_lohan("export", tmp_path / "ssd", "--out", tmp_path / "out")
+    assert ran.exit_code == 2
+    assert "holds 2 runs: lohan-r1, lohan-r2" in ran.stderr
+
+
 def test_a_run_is_exported_by_its_directory(tmp_path: pathlib.Path) -> None:
     trained, ssd = make_run(tmp_path, 2)
     out = tmp_path / "out"
-    words = ["--run", ssd[1] / "lohan-r1", "--out", out, "--dtype", "fp32", "--shard", "9KB"]
+    words = [ssd[1] / "lohan-r1", "--out", out, "--dtype", "fp32", "--shard", "9KB"]
     fields = run_lohan("export", *words, "--json").fields
     judge(out, trained, torch.float32)
     assert fields["files"] == len(list(out.glob("*.safetensors"))) > 1
@@ -150,11 +184,11 @@ def test_a_run_is_exported_by_its_output_folder(tmp_path: pathlib.Path) -> None:
     (tmp_path / "results").mkdir()
     record = {"version": 1, "run_id": "r1", "ssd": [str(path) for path in ssd]}
     (tmp_path / "results" / "run.json").write_text(json.dumps(record))
-    ran = run_lohan("export", "--run", tmp_path / "results", "--out", tmp_path / "out")
+    ran = run_lohan("export", tmp_path / "results", "--out", tmp_path / "out")
     assert ran.exit_code == 0, ran.stderr
     judge(tmp_path / "out", trained, torch.float16)
     moved = ssd[0].rename(tmp_path / "moved")
-    words = ["--run", tmp_path / "results", "--ssd", moved, "--out", tmp_path / "again"]
+    words = [tmp_path / "results", "--ssd", moved, "--out", tmp_path / "again"]
     assert run_lohan("export", *words).exit_code == 0
     judge(tmp_path / "again", trained, torch.float16)
 
@@ -170,7 +204,7 @@ def test_buffers_that_training_changed_are_exported_with_the_weights(
     model.get_buffer("final_logits_bias").fill_(0.5)
     metadata = {"model": str(tmp_path / "model"), "buffers": buffers.to_json()}
     leave_run([tmp_path / "ssd"], "r1", trained, metadata=metadata)
-    ran = run_lohan("export", "--run", tmp_path / "ssd" / "lohan-r1", "--out", tmp_path / "out")
+    ran = run_lohan("export", tmp_path / "ssd" / "lohan-r1", "--out", tmp_path / "out")
     assert ran.exit_code == 0, ran.stderr
     found = stored_tensors(tmp_path / "out")["final_logits_bias"]
     assert torch.equal(found, torch.full((1, 61), 0.5, dtype=found.dtype))
@@ -179,7 +213,7 @@ def test_buffers_that_training_changed_are_exported_with_the_weights(
 def test_a_model_without_a_tokenizer_is_exported_with_a_remark(tmp_path: pathlib.Path) -> None:
     _, ssd = make_run(tmp_path)
     (tmp_path / "model" / "tokenizer.json").unlink()
-    ran = run_lohan("export", "--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out")
+    ran = run_lohan("export", ssd[0] / "lohan-r1", "--out", tmp_path / "out")
     assert "remark: there is no tokenizer" in ran.stdout
 
 
@@ -196,7 +230,7 @@ def test_progress_is_one_line_per_percent(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_taken_output_is_refused_before_the_run_is_opened(tmp_path: pathlib.Path) -> None:
     _, ssd = make_run(tmp_path)
-    words = ["--run", ssd[0] / "lohan-r1", "--out", tmp_path / "model"]
+    words = [ssd[0] / "lohan-r1", "--out", tmp_path / "model"]
     held = RunDirectories.attach(ssd, "r1")  # opening it would say this first
     try:
         ran = run_lohan("export", *words)
@@ -208,14 +242,14 @@ def test_a_taken_output_is_refused_before_the_run_is_opened(tmp_path: pathlib.Pa
 
 def test_a_damaged_record_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    ran = run_lohan("export", "--run", tmp_path, "--out", tmp_path / "out")
+    ran = run_lohan("export", tmp_path, "--out", tmp_path / "out")
     assert ran.exit_code == 2
     assert "is not the record of a run" in ran.stderr
 
 
 def test_the_model_can_be_named(tmp_path: pathlib.Path) -> None:
     trained, ssd = make_run(tmp_path, has_model=False)
-    words = ["export", "--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out"]
+    words = ["export", ssd[0] / "lohan-r1", "--out", tmp_path / "out"]
     ran = run_lohan(*words)
     assert ran.exit_code == 2
     assert "name it with --model" in ran.stderr
@@ -226,7 +260,7 @@ def test_the_model_can_be_named(tmp_path: pathlib.Path) -> None:
 def test_another_model_is_refused(tmp_path: pathlib.Path) -> None:
     _, ssd = make_run(tmp_path)
     other = save_model("llama", tmp_path / "other")
-    words = ["--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out", "--model", other]
+    words = [ssd[0] / "lohan-r1", "--out", tmp_path / "out", "--model", other]
     ran = run_lohan("export", *words)
     assert ran.exit_code == 2
     assert "did not start from" in ran.stderr
@@ -255,7 +289,7 @@ def leave_trained(place: pathlib.Path) -> pathlib.Path:
 
 def test_a_model_that_was_changed_since_is_not_exported(tmp_path: pathlib.Path) -> None:
     leave_trained(tmp_path)
-    words = ["export", "--run", tmp_path / "out", "--out"]
+    words = ["export", tmp_path / "out", "--out"]
     assert run_lohan(*words, tmp_path / "one").exit_code == 0
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": 0.5}))
@@ -284,10 +318,10 @@ def test_the_folder_of_a_seal_is_checked_with_its_states(tmp_path: pathlib.Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--run", "r1"], "it is not said where the run r1 is"),
-        (["--run", "r1", "--dtype", "bf61"], 'write "bf16"'),
-        (["--run", "r1", "--shard", "5G"], "is not a size"),
-        (["--run", "r2", "--ssd", "SSD"], "a run directory is missing"),
+        (["r1"], "it is not said where the run r1 is"),
+        (["r1", "--dtype", "bf61"], 'write "bf16"'),
+        (["r1", "--shard", "5G"], "is not a size"),
+        (["r2", "--ssd", "SSD"], "a run directory is missing"),
     ],
 )
 def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: pathlib.Path) -> None:
@@ -298,6 +332,6 @@ def test_wrong_words_are_refused(words: list[str], said: str, tmp_path: pathlib.
 
 
 def test_a_size_of_shards_without_a_unit_is_refused(tmp_path: pathlib.Path) -> None:
-    ran = run_lohan("export", "--run", tmp_path, "--out", tmp_path / "out", "--shard", "20")
+    ran = run_lohan("export", tmp_path, "--out", tmp_path / "out", "--shard", "20")
     assert ran.exit_code == 2
     assert "20GiB" in ran.stderr

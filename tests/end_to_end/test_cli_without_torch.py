@@ -51,7 +51,7 @@ REFUSING = [
     ["profile", "--ssd", "."],
     ["check", "."],
     ["clean", "--ssd", "."],
-    ["export", "--run", "r", "--ssd", ".", "--out", "o"],
+    ["export", "r", "--ssd", ".", "--out", "o"],
     ["plan", "config.json", "--machine", "desktop-4090"],
 ]
 

@@ -56,7 +56,7 @@ def train(
 
 
 def export(place: pathlib.Path, name: str) -> list[str | pathlib.Path]:
-    found = ("--run", place / f"{name}-out", "--out", place / f"{name}-exported")
+    found = (place / f"{name}-out", "--out", place / f"{name}-exported")
     return [sys.executable, PROGRAM, "export", *found]
 
 

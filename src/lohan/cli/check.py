@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption
+from lohan.cli.options import JsonOption, RunSsdOption
 
 if TYPE_CHECKING:
     from lohan.train.sealed_runs import RunPlace
@@ -23,15 +23,12 @@ def check(
     directory: Annotated[
         pathlib.Path,
         typer.Argument(
-            metavar="DIR",
-            help="A model or archive, a run's output folder, its directory on an SSD, or an SSD "
-            "directory with runs.",
+            metavar="RUN",
+            help="A run's output folder, its directory on an SSD, or its id with --ssd; or a "
+            "model, an archive, or an SSD directory with runs.",
         ),
     ],
-    ssd: Annotated[
-        list[pathlib.Path] | None,
-        typer.Option("--ssd", help="All SSD directories of the run, if they have moved."),
-    ] = None,
+    ssd: RunSsdOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Of a model: headers only, not every value.")
     ] = False,
@@ -44,11 +41,11 @@ def check(
     from lohan.cli.output import print_json
     from lohan.errors import ConfigError
 
-    if not directory.is_dir():
+    if not directory.is_dir() and not ssd:
         raise ConfigError(
             f"{directory} is not a directory",
             why="a model or the states of a run are directories",
-            remedy="check the path",
+            remedy="check the path, or name the SSD directories of a run's id with --ssd",
         )
     found = _runs(directory, ssd or [])
     if not found and not any(directory.glob("*.gguf")) and not _is_model(directory):
@@ -79,6 +76,8 @@ def _runs(directory: pathlib.Path, ssd: list[pathlib.Path]) -> "list[RunPlace]":
     from lohan.train.resume_point import read_run
     from lohan.train.sealed_runs import find_run, is_run_directory, runs_in
 
+    if not directory.is_dir():
+        return [find_run(str(directory), ssd)]
     is_unfinished = read_run(directory) is not None and not _is_model(directory)
     if is_run_directory(directory) or is_unfinished:
         return [find_run(str(directory), ssd)]

@@ -9,23 +9,18 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption
+from lohan.cli.options import JsonOption, RunArgument, RunSsdOption
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def export(
-    run: Annotated[
-        str,
-        typer.Option("--run", help="A run's id, its directory on an SSD, or its output folder."),
-    ],
     out: Annotated[
         pathlib.Path, typer.Option("--out", "-o", help="A directory that is not there yet.")
     ],
-    ssd: Annotated[
-        list[pathlib.Path] | None,
-        typer.Option("--ssd", help="The run's SSD directories, all of them; needed with an id."),
-    ] = None,
+    run: RunArgument = "",
+    named_run: Annotated[str, typer.Option("--run", hidden=True)] = "",
+    ssd: RunSsdOption = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -50,6 +45,12 @@ def export(
     from lohan.errors import ConfigError, nearest_names
     from lohan.units import format_bytes
 
+    if bool(run) == bool(named_run):  # the option is the spelling of older releases
+        raise ConfigError(
+            "two runs are named" if run else "no run is named",
+            why="the model of one run is written",
+            remedy="write lohan export RUN --out DIR",
+        )
     if dtype is not None and dtype not in _DTYPES:
         raise ConfigError(
             f"{dtype!r} is not a type to export in",
@@ -62,7 +63,7 @@ def export(
     from lohan.train.sealed_runs import export_run, find_run
 
     report = export_run(
-        find_run(run, ssd or []),
+        find_run(run or named_run, ssd or []),
         out,
         model=model,
         dtype=getattr(torch, _DTYPES[dtype]) if dtype is not None else None,

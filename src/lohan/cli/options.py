@@ -3,6 +3,7 @@
 Owns names and help texts. What they mean is worked out in `request`.
 """
 
+import pathlib
 from typing import Annotated
 
 import typer
@@ -77,6 +78,19 @@ ClipOption = Annotated[
     typer.Option(
         "--clip/--no-clip",
         help="Gradient clipping by global norm. [default: on for lohan+; the others have none]",
+    ),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's output folder, its directory on an SSD, or its id with --ssd."
+    ),
+]
+RunSsdOption = Annotated[
+    list[pathlib.Path] | None,
+    typer.Option(
+        "--ssd",
+        help="The run's SSD directories, all of them; needed with an id, and if they have moved.",
     ),
 ]
 JsonOption = Annotated[

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import ForceOption
+from lohan.cli.options import ForceOption, RunArgument, RunSsdOption
 
 
 def report(
-    run: Annotated[pathlib.Path, typer.Argument(help="The folder of a run (its --out).")],
+    run: RunArgument,
+    ssd: RunSsdOption = None,
     out: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -33,11 +34,23 @@ def report(
     from lohan.report.page import write_report
 
     check_outputs((out,), force=force)
-    path = write_report(run, out=out)
+    path = write_report(_folder_of(run, ssd or []), out=out)
     shown = console()
     shown.print(f"wrote {path}", soft_wrap=True)
     if should_open:
         _open(path)
+
+
+def _folder_of(run: str, ssd: list[pathlib.Path]) -> pathlib.Path:
+    """The output folder of a run, asked of its states where it is not named itself."""
+    folder = pathlib.Path(run).expanduser()
+    if not ssd and not folder.name.startswith("lohan-") and not any(folder.glob("lohan-*")):
+        return folder  # without torch, which reading states needs
+    from lohan.train.sealed_runs import find_run, out_of_run
+    from lohan.train.working_folder import RUN_NAME, working_folder
+
+    is_folder = (working_folder(folder) / RUN_NAME).is_file()
+    return folder if is_folder else out_of_run(find_run(run, ssd))
 
 
 def _open(path: pathlib.Path) -> None:

@@ -1,7 +1,7 @@
 """Runs that were left on SSDs: found, verified, and their model exported.
 
 Owns finding a run from what a user names (an id, a run directory, the output folder of a run) and
-opening its last seal for reading. Called by `lohan check` and `lohan export`.
+opening its last seal for reading. Called by `lohan check`, `lohan export` and `lohan report`.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from lohan.runtime.model_buffers import changed_buffers
 from lohan.runtime.seal_metadata import sealed_buffers
 from lohan.ssd import RunDirectories, choose_engine
 from lohan.ssd.storage_errors import storage_error
-from lohan.store import ComputeFormat, Manifest, StateStore, open_states
+from lohan.store import ComputeFormat, Manifest, StateStore, list_left_runs, open_states
 from lohan.store.manifest import MANIFEST_NAME
 from lohan.train.check_export import ModelDirectoryReport
 from lohan.train.checkpoint_files import shown
@@ -44,7 +44,8 @@ def find_run(run: str, ssd: Sequence[Path] = ()) -> RunPlace:
     """Find a run.
 
     Args:
-        run: a run id, a run's directory on an SSD, or the output folder of a run.
+        run: a run id, a run's directory on an SSD or the SSD directory it is alone in, or the
+            output folder of a run.
         ssd: the SSD directories; needed for an id, and where they have moved.
 
     Raises:
@@ -61,10 +62,31 @@ def find_run(run: str, ssd: Sequence[Path] = ()) -> RunPlace:
         return RunPlace(run_id=name.removeprefix(_PREFIX), ssd=tuple(ssd))
     if path.is_dir() and path.name.startswith(_PREFIX):
         return _from_directory(path)
+    inside = runs_in(path)
+    if len(inside) == 1:
+        return _from_directory(inside[0])
     raise ConfigError(
-        f"it is not said where the run {run} is",
+        f"it is not said where the run {run} is"
+        if not inside
+        else f"{run} holds {len(inside)} runs: {', '.join(one.name for one in inside)}",
         why="it is neither a run's directory on an SSD nor the output folder of a run",
-        remedy="name the SSD directories with --ssd, all of them",
+        remedy="name one of these, or a run's id and with --ssd all its SSD directories",
+    )
+
+
+def out_of_run(place: RunPlace) -> Path:
+    """The output folder that a run's last seal names.
+
+    Raises:
+        ConfigError: there is no such run, or it was made without such a folder.
+    """
+    for run in list_left_runs(place.ssd).runs:
+        if run.run_id == place.run_id and run.out is not None:
+            return Path(run.out)
+    raise ConfigError(
+        f"the output folder of run {place.run_id} is not known",
+        why=f"no seal in {', '.join(map(str, place.ssd))} names it",
+        remedy="give the folder that --out named when the run was started",
     )
 
 
@@ -92,7 +114,7 @@ def _from_record(path: Path) -> RunPlace:
         raise CheckpointError(
             f"{path} is not the record of a run",
             why=f"{type(error).__name__}: {error}",
-            remedy="name the run's id and its SSD directories (--run ID --ssd DIR)",
+            remedy="name the run's id and its SSD directories (ID --ssd DIR)",
         ) from None
 
 
