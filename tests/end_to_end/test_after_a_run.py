@@ -29,8 +29,11 @@ def test_a_run_started_with_relative_paths_is_known_from_everywhere(
     assert "no usable machine.json" not in page
     assert "the drives are rated for" in page
     assert "<h1>model</h1>" in page
+    assert "limited this run (in " in page
     summary = json.loads((tmp_path / "out" / "_lohan" / "summary.json").read_text())
     assert summary["peak_bytes"]["RAM"] > 0
+    assert summary["limit"]
+    assert isinstance(summary["advice"], list)
     assert (device == "emulated") == ("GPU" in summary["peak_bytes"])
     monkeypatch.chdir(tmp_path / "elsewhere")
     (run,) = run_lohan("clean", "--ssd", tmp_path / "ssd", "--json").fields["runs"]

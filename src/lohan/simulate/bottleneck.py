@@ -4,13 +4,16 @@ Owns the names of lanes in sentences, and when one of them is the limit rather t
 for each other. Given how long each lane works in a step when it has its link to itself.
 """
 
+import re
 from collections.abc import Mapping
 
 from lohan.hardware.machine import Machine
 from lohan.vocabulary import Lane
 
+GPU_WORDS = "GPU compute"
+PROCESSOR_WORDS = "the processor"
 _WORDS = {
-    Lane.GPU: "GPU compute",
+    Lane.GPU: GPU_WORDS,
     Lane.GPU_TO_RAM: "copies from GPU to RAM",
     Lane.RAM_TO_GPU: "copies from RAM to GPU",
     Lane.SSD_READ: "SSD reads",
@@ -19,7 +22,7 @@ _WORDS = {
     Lane.PEER: "copies between GPUs",
 }
 _PROCESSOR_WORDS = _WORDS | {
-    Lane.GPU: "the processor",
+    Lane.GPU: PROCESSOR_WORDS,
     Lane.GPU_TO_RAM: "copies out of compute memory",
     Lane.RAM_TO_GPU: "copies into compute memory",
 }
@@ -50,3 +53,13 @@ def bottleneck_words(alone: Mapping[Lane, float], step_seconds: float, machine: 
     words, busiest = lane_words(machine), sorted(alone, key=lambda lane: -alone[lane])[:2]
     parts = " and ".join(f"{words[lane]} ({alone[lane] / step_seconds:.0%})" for lane in busiest)
     return f"waiting of {parts} for each other"
+
+
+def without_shares(bottleneck: str) -> str:
+    """The words of a bottleneck without its shares, which differ from step to step."""
+    return re.sub(r" \([^)]*\)", "", bottleneck)
+
+
+def plain_limit(bottleneck: str) -> str:
+    """The names alone: of lanes that wait for each other, both."""
+    return without_shares(bottleneck).removeprefix("waiting of ").removesuffix(" for each other")

@@ -8,7 +8,6 @@ callbacks; they run on the main thread.
 import json
 import math
 import pathlib
-import re
 import statistics
 import time
 from typing import Any
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from transformers import TrainerCallback
 
 from lohan.hardware.machine import Machine
+from lohan.simulate.bottleneck import plain_limit
 from lohan.train.plan_words import cautions, plan_in_words
 from lohan.train.working_folder import make_working_folder, private_files
 from lohan.train.writes import planned_seals, write_limit_of
@@ -207,16 +207,10 @@ class ConsoleProgress(TrainerCallback):
             parts.append(f"{rate:,.0f} tok/s" if rate >= 100 else f"{rate:.3g} tok/s")
         parts.append(self._left(state))
         if result is not None and result.bottleneck:
-            parts.append(f"limit: {_limit(result.bottleneck)}")
+            parts.append(f"limit: {plain_limit(result.bottleneck)}")
         if result is not None and result.is_skipped:
             parts.append("SKIPPED (gradients not finite)")
         return "  ".join(parts)
-
-
-def _limit(bottleneck: str) -> str:
-    """A bottleneck without its shares; of lanes that wait for each other, both."""
-    names = re.sub(r" \([^)]*\)", "", bottleneck)
-    return names.removeprefix("waiting of ").removesuffix(" for each other")
 
 
 class _Smoothed:

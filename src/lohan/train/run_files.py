@@ -5,15 +5,19 @@ by `progress`. Only lohan.yaml is read back, by a resume. Called by the trainer'
 `run`.
 """
 
+import contextlib
 import importlib.metadata
 import pathlib
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from transformers import TrainerCallback
 
+from lohan.errors import ConfigError, DoesNotFit
+from lohan.simulate.advice import advice_for, question_of
 from lohan.trace import chrome_json
 from lohan.train.config import TrainConfig
 from lohan.train.durable_files import write_json, write_text
@@ -96,8 +100,23 @@ def write_summary(
         "peak_bytes": {tier: nbytes for tier, nbytes in peaks.items() if nbytes is not None},
         "data_hash": trainer.data_hash,
         "versions": package_versions(),
+        **_limit_and_advice(trainer),
     }
     write_json(make_working_folder(out) / "summary.json", found)
+
+
+def _limit_and_advice(trainer: Any) -> dict[str, Any]:
+    """What held most steps of this process up, and what would help (simulated)."""
+    if not trainer.limits:
+        return {}
+    bottleneck, count = trainer.limits.most_common(1)[0]
+    found = {"limit": bottleneck, "limit_share": count / trainer.limits.total()}
+    advice = None
+    if trainer.engine.plan is not None:
+        # What cannot be planned, such as a policy that is a function, is not advised on.
+        with contextlib.suppress(ConfigError, DoesNotFit):
+            advice = advice_for(question_of(trainer.engine.plan, trainer.engine.machine))
+    return found if advice is None else {**found, "advice": [asdict(one) for one in advice]}
 
 
 def write_trace(trainer: Any, out: pathlib.Path) -> None:

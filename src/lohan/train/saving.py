@@ -12,6 +12,7 @@ instant the newest seal names a folder that is there.
 import functools
 import pathlib
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers.trainer_callback import ExportableState
 from lohan.errors import CheckpointError, ConfigError
 from lohan.runtime.model_buffers import changed_buffers
 from lohan.runtime.planning import PlannedRun
+from lohan.simulate.bottleneck import without_shares
 from lohan.train import archive, resume_point
 from lohan.train.attaching import attach_engine
 from lohan.train.check_export import ModelDirectoryReport
@@ -59,6 +61,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
         self._engine: Any = None
         self.last_step: Any = None
         """Result of the engine's last step."""
+        self.limits: Counter[str] = Counter()
+        """How many steps of this process each bottleneck held up."""
         self._written_before_bytes = 0
         self.stop_request = StopRequest()
         self.tell: Callable[[str], None] | None = None
@@ -143,6 +147,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
 
     def _note_step(self, result: Any) -> None:
         self.last_step = result
+        if result.bottleneck:
+            self.limits[without_shares(result.bottleneck)] += 1
         if hasattr(self.optimizer, "_is_overflow"):
             # accelerate's flag: a skipped step does not advance the schedule.
             self.optimizer._is_overflow = result.is_skipped

@@ -113,6 +113,23 @@ def test_the_page_holds_everything_the_files_do(folder: pathlib.Path) -> None:
     assert words.index("Predicted: steps") < words.index("Measured: steps")
 
 
+def test_it_starts_with_what_limited_the_run_and_what_would_help(folder: pathlib.Path) -> None:
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    # Nothing was worked out: runs of older releases.
+    words = sound(write_report(folder)).words
+    assert "ssd_write limited this run (in 91% of its steps)." in words.replace("Ssd", "ssd")
+    assert words.index("limited this run") < words.index("Loss, last logged")
+    advice = [{"change": "twice the drives", "factor": 1.6}]
+    path.write_text(json.dumps({**summary, "advice": advice}))
+    assert "twice the drives would make it 1.6x as fast (simulated)." in (
+        sound(write_report(folder)).words
+    )
+    broken = [7, {"change": 1, "factor": 2}, {"change": "<b>", "factor": "x"}]
+    path.write_text(json.dumps({**summary, "advice": broken}))
+    assert "limited this run" in sound(write_report(folder)).words
+
+
 def test_secrets_in_the_configuration_stay_out(folder: pathlib.Path) -> None:
     text = write_report(folder).read_text()
     assert "hf_very_secret" not in text

@@ -5,14 +5,16 @@ nothing but names.
 """
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lohan.report.html.markup import shortened
 from lohan.report.run_files import RunFiles
 from lohan.report.run_files.log_lines import RunLog
+from lohan.simulate.advice import Advice
+from lohan.simulate.bottleneck import without_shares
 from lohan.vocabulary import Tier
 
 _MODEL_KEYS = ("model", "model_name_or_path", "model_id", "_name_or_path", "model_type")
@@ -104,12 +106,26 @@ def endurance_share(run: RunFiles) -> float | None:
 
 def bottleneck(run: RunFiles) -> tuple[str, float] | None:
     """The bottleneck named most often in the log, and in which share of the logged steps."""
-    # "GPU compute (97% of the step)": the shares differ from step to step.
-    named = Counter(re.sub(r" \([^)]*\)", "", text) for text in log_of(run).texts("bottleneck"))
+    named = Counter(without_shares(text) for text in log_of(run).texts("bottleneck"))
     if not named:
         return None
     name, count = named.most_common(1)[0]
     return name, count / named.total()
+
+
+def advice(run: RunFiles) -> list[Advice] | None:
+    """What would have made the run faster, best first; None if that was not worked out."""
+    found = (run.summary or {}).get("advice")
+    if not isinstance(found, list):
+        return None
+    listed = [
+        (one.get("change"), number_in(one, "factor")) for one in found if isinstance(one, dict)
+    ]
+    return [
+        Advice(change=shortened(change, 80), factor=factor)
+        for change, factor in listed
+        if isinstance(change, str) and factor is not None
+    ]
 
 
 def peak_bytes(run: RunFiles, tier: Tier) -> int | None:

@@ -1,4 +1,4 @@
-"""Headline: the numbers a reader looks for first, as cards, and what is wrong with the files.
+"""Headline: what limited the run, the numbers looked for first, and what is wrong with the files.
 
 Owns their choice, order and wording. A number that no file holds says "not recorded".
 """
@@ -10,6 +10,7 @@ from lohan.report.html.markup import shortened
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
 from lohan.report.svg import text_of
+from lohan.simulate.advice import limit_sentence
 from lohan.units import format_bytes, format_bytes_decimal, format_seconds
 from lohan.vocabulary import Tier
 
@@ -22,7 +23,7 @@ class _Card:
 
 
 def headline(run: RunFiles) -> str:
-    """The cards, and the remarks on files below them."""
+    """A sentence, the cards, and the remarks on files below them."""
     cards = [
         _loss(run),
         _eval_loss(run),
@@ -34,7 +35,14 @@ def headline(run: RunFiles) -> str:
         _memory(run),
     ]
     shown = "".join(_html(card) for card in cards)
-    return f"<dl class=cards>{shown}</dl>{_remarks(run)}"
+    return f"{_first_sentence(run)}<dl class=cards>{shown}</dl>{_remarks(run)}"
+
+
+def _first_sentence(run: RunFiles) -> str:
+    found = facts.bottleneck(run)
+    if found is None:
+        return ""
+    return f"<p class=first>{text_of(limit_sentence(*found, facts.advice(run)))}</p>"
 
 
 def _html(card: _Card) -> str:
