@@ -120,7 +120,7 @@ def _folder(first: pathlib.Path) -> pathlib.Path:
 
 def _is_taken(folder: pathlib.Path) -> bool:
     """Whether there is anything but a demo that was cut off."""
-    from lohan.train.working_folder import working_folder
+    from lohan.working_folder import working_folder
 
     if not folder.is_dir():
         return folder.exists()
@@ -129,7 +129,7 @@ def _is_taken(folder: pathlib.Path) -> bool:
 
 
 def _has_run(out: pathlib.Path) -> bool:
-    from lohan.train.working_folder import RUN_NAME, working_folder
+    from lohan.working_folder import RUN_NAME, working_folder
 
     return (working_folder(out) / RUN_NAME).exists()
 
@@ -330,8 +330,8 @@ def _show_result(
     *,
     seconds: float,
 ) -> None:
-    from lohan.train.working_folder import working_folder
     from lohan.units import format_bytes_decimal
+    from lohan.working_folder import working_folder
 
     files = working_folder(out)
     lines = (files / "log.jsonl").read_text(encoding="utf-8").splitlines()

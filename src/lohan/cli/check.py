@@ -147,7 +147,7 @@ def _check_files(directory: pathlib.Path) -> list[str]:
     from lohan.errors import LohanError
     from lohan.train.file_list import MODEL_LIST_NAME, check_files, read_list
     from lohan.train.resume_point import RESUME_NAME, check_checkpoint, checkpoints
-    from lohan.train.working_folder import working_folder
+    from lohan.working_folder import working_folder
 
     listed = working_folder(directory) / MODEL_LIST_NAME
     checks: list[Callable[[], None]] = [

@@ -103,19 +103,14 @@ def train(
     if print_config:
         sys.stdout.write(config.to_text())
         return
-    from lohan.report.page import write_report
     from lohan.train.run import run_training
 
-    shown = console()
-    folder = run_training(config, resume=resume_from or resume, console=shown, is_dry=dry_run)
-    if folder is None:
-        return
-    shown.print(f"report: {write_report(folder)}", soft_wrap=True)
+    run_training(config, resume=resume_from or resume, console=console(), is_dry=dry_run)
 
 
 def _of_the_run(path: str | None, out: str | None) -> tuple[str | None, str | None]:
     """Settings and folder of a run that goes on: its own settings where no other file is given."""
-    from lohan.train.working_folder import settings_of_run
+    from lohan.working_folder import settings_of_run
 
     if path is not None and pathlib.Path(path).expanduser().is_dir():
         path, out = None, out or path

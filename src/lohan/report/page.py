@@ -23,8 +23,8 @@ from lohan.report.sections.settings import plan_section, settings_section
 from lohan.report.sections.training import speed_section, training_section
 from lohan.report.sections.words import words_section
 from lohan.report.svg import text_of
-from lohan.train.working_folder import working_folder
 from lohan.whole_file import write_text
+from lohan.working_folder import working_folder
 
 REPORT_NAME = "report.html"
 _LONGEST_NAME = 100

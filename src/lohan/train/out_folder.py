@@ -18,7 +18,7 @@ from lohan.errors import ConfigError
 from lohan.ssd.storage_errors import storage_error
 from lohan.train.resume_point import read_run
 from lohan.train.space import RESERVED_NAME
-from lohan.train.working_folder import RUN_NAME, next_working_folder, working_folder
+from lohan.working_folder import RUN_NAME, next_working_folder, working_folder
 
 TABLES_FOLDER = "tables"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)

@@ -6,22 +6,25 @@ callbacks; they run on the main thread.
 """
 
 import json
+import logging
 import math
 import pathlib
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import TrainerCallback
 
 from lohan.hardware.machine import Machine
 from lohan.simulate.bottleneck import plain_limit
 from lohan.train.plan_words import cautions, plan_in_words
-from lohan.train.working_folder import make_working_folder, private_files
 from lohan.train.writes import planned_seals, write_limit_of
 from lohan.units import format_seconds
+from lohan.working_folder import make_working_folder, private_files
 
 LOG_NAME = "log.jsonl"
 _SETTLED_STEP = 5
@@ -66,87 +69,48 @@ class LogFile(TrainerCallback):
             file.write(json.dumps(line, default=float) + "\n")
 
 
-class ConsoleProgress(TrainerCallback):
-    """Prints the plan, a line per logged step, and in a terminal a bar with the time left."""
+class RunInWords(TrainerCallback):
+    """Says the plan before the first step, and at the end what predictions were worth."""
 
-    def __init__(self, trainer: Any, console: Console) -> None:
-        self._trainer, self._console = trainer, console
-        self._bar: Progress | None = None
-        self._task: Any = None
-        self._is_plan_shown = self._has_sealed = False
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._is_plan_shown = False
         self._begin = (0, 0.0)
-        self._smoothed = _Smoothed()
         self._errors: list[float] = []
+
+    def _say(self, sentence: str) -> None:
+        if self._trainer.tell is not None:
+            self._trainer.tell(sentence)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what is about to happen."""
         self._begin = (state.global_step, time.monotonic())
         verb = "continues after" if state.global_step else "begins at"
-        self._console.print(
+        self._say(
             f"training {verb} step {state.global_step} of {state.max_steps} "
             f"({_counted(args.gradient_accumulation_steps, 'micro-batch', 'micro-batches')} of "
             f"{_counted(args.per_device_train_batch_size, 'row', 'rows')} a step); "
             f"run {self._trainer.engine.run_id}"
         )
         self._show_plan(state)
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=self._console,
-            )
-            self._task = self._bar.add_task(
-                "", total=state.max_steps, completed=state.global_step, left=self._left(state)
-            )
-            self._bar.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the bar; the plan of the engine is known after the first step at the latest."""
+        """The plan of the engine is known after the first step at the latest."""
         self._show_plan(state)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=state.global_step, left=self._left(state))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """One line, whatever the numbers are."""
-        logs = logs or {}
-        if "loss" in logs:
-            self._console.print(self._step_line(state, logs), soft_wrap=True)
-            if "prediction_error" in logs and state.global_step - self._begin[0] >= _SETTLED_STEP:
-                self._errors.append(abs(logs["prediction_error"]))
-        elif any(name.endswith("_loss") and name.startswith("eval") for name in logs):
-            shown = [
-                f"{name} {value:.4f}" for name, value in logs.items() if name.endswith("_loss")
-            ]
-            for name, value in logs.items():
-                if name.endswith("_loss") and math.isfinite(value) and value < 700:
-                    shown.append(f"perplexity {math.exp(value):.2f}")
-                if name.endswith("mean_token_accuracy"):
-                    shown.append(f"token accuracy {value:.1%}")
-            self._console.print(f"evaluation at step {state.global_step}: " + ", ".join(shown))
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A seal is worth a line; the first one says what it is."""
-        meaning = "" if self._has_sealed else ": a resume goes on from here, whatever happens next"
-        self._has_sealed = True
-        self._console.print(f"sealed at step {state.global_step}{meaning}", style="dim")
+        """Note how far off a prediction was."""
+        is_settled = state.global_step - self._begin[0] >= _SETTLED_STEP
+        if is_settled and "prediction_error" in (logs or {}):
+            self._errors.append(abs(logs["prediction_error"]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the bar away, and say what predictions were worth."""
-        self.close()
+        """Say what predictions were worth."""
         if self._errors:
-            self._console.print(
+            self._say(
                 f"from step {self._begin[0] + _SETTLED_STEP} on the median step was "
-                f"{statistics.median(self._errors):.0%} off its prediction",
-                style="dim",
+                f"{statistics.median(self._errors):.0%} off its prediction"
             )
-
-    def close(self) -> None:
-        """Take the bar away, also when training failed. Twice is fine."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
     def _show_plan(self, state: Any) -> None:
         engine = self._trainer.engine
@@ -176,11 +140,88 @@ class ConsoleProgress(TrainerCallback):
             rates_note=rates_note,
             machine=machine,
         ):
-            self._console.print(f"  {line}", soft_wrap=True)
+            self._say(f"  {line}")
         for caution in cautions(
             plan, prediction, machine, num_steps=num_steps, written_bytes=written
         ):
-            self._console.print(f"  worth knowing: {caution}", style="bold yellow", soft_wrap=True)
+            self._warn(f"  worth knowing: {caution}")
+
+    def _warn(self, sentence: str) -> None:
+        self._say(sentence)
+
+
+class ConsoleProgress(RunInWords):
+    """Prints a line per logged step, too, and in a terminal a bar with the time left."""
+
+    def __init__(self, trainer: Any, console: Console) -> None:
+        super().__init__(trainer)
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._has_sealed = False
+        self._smoothed = _Smoothed()
+
+    def _say(self, sentence: str) -> None:
+        self._console.print(sentence, soft_wrap=True)
+
+    def _warn(self, sentence: str) -> None:
+        self._console.print(sentence, style="bold yellow", soft_wrap=True)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say what is about to happen, and show the bar."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(
+                "", total=state.max_steps, completed=state.global_step, left=self._left(state)
+            )
+            self._bar.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move the bar."""
+        super().on_step_end(args, state, control, **kwargs)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=state.global_step, left=self._left(state))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """One line, whatever the numbers are."""
+        super().on_log(args, state, control, logs, **kwargs)
+        logs = logs or {}
+        if "loss" in logs:
+            self._console.print(self._step_line(state, logs), soft_wrap=True)
+        elif any(name.endswith("_loss") and name.startswith("eval") for name in logs):
+            shown = [
+                f"{name} {value:.4f}" for name, value in logs.items() if name.endswith("_loss")
+            ]
+            for name, value in logs.items():
+                if name.endswith("_loss") and math.isfinite(value) and value < 700:
+                    shown.append(f"perplexity {math.exp(value):.2f}")
+                if name.endswith("mean_token_accuracy"):
+                    shown.append(f"token accuracy {value:.1%}")
+            self._console.print(f"evaluation at step {state.global_step}: " + ", ".join(shown))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A seal is worth a line; the first one says what it is."""
+        meaning = "" if self._has_sealed else ": a resume goes on from here, whatever happens next"
+        self._has_sealed = True
+        self._console.print(f"sealed at step {state.global_step}{meaning}", style="dim")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the bar away, and say what predictions were worth."""
+        self.close()
+        super().on_train_end(args, state, control, **kwargs)
+
+    def close(self) -> None:
+        """Take the bar away, also when training failed. Twice is fine."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def _left(self, state: Any) -> str:
         """Time left: as measured, and before the first step as predicted."""
@@ -211,6 +252,13 @@ class ConsoleProgress(TrainerCallback):
         if result is not None and result.is_skipped:
             parts.append("SKIPPED (gradients not finite)")
         return "  ".join(parts)
+
+
+def teller(args: Any) -> Callable[[str], None] | None:
+    """Prints sentences above transformers' bar; None where only errors are asked for."""
+    if args.get_process_log_level() > logging.WARNING:
+        return None
+    return lambda sentence: tqdm.write(sentence)
 
 
 class _Smoothed:

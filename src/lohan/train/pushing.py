@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from lohan.train.file_list import MODEL_LIST_NAME, read_list
-from lohan.train.working_folder import working_folder
+from lohan.working_folder import working_folder
 
 CARD_NAME = "README.md"
 # For the type checker: a mixin has whatever the trainer it is put before has.

@@ -28,7 +28,7 @@ from lohan.train.file_list import (
     write_list,
 )
 from lohan.train.model_identity import as_json, differences, refuse_other_model
-from lohan.train.working_folder import RUN_NAME, make_working_folder, working_folder
+from lohan.working_folder import RUN_NAME, make_working_folder, working_folder
 
 RESUME_NAME = "resume.json"
 TRAINER_NAME = "trainer_state.json"

@@ -18,7 +18,7 @@ from lohan.train.offered_archive import is_lost, with_offer
 from lohan.train.randomness_state import set_random_state
 from lohan.train.resume_point import RunRecord
 from lohan.train.run_files import package_versions
-from lohan.train.working_folder import RUN_NAME, no_run_in, working_folder
+from lohan.working_folder import RUN_NAME, no_run_in, working_folder
 
 # For the type checker: a mixin has whatever the trainer it is put before has.
 _SomeTrainer: Any = object

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import math
 import pathlib
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,12 +26,12 @@ from lohan.train.dataset import TrainingRows, load_rows, refuse_missing_template
 from lohan.train.longest import row_lengths
 from lohan.train.out_folder import TABLES_FOLDER, HeldFolder, held_folder
 from lohan.train.preview import explained_rows
-from lohan.train.run_files import AcceptedRun, write_summary, write_trace
+from lohan.train.run_files import AcceptedRun
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.tokenizing import load_tokenizer
-from lohan.train.working_folder import PRIVATE_MODE, make_working_folder, private_files
 from lohan.train.writes import planned_steps
 from lohan.units import format_bytes_decimal
+from lohan.working_folder import PRIVATE_MODE, make_working_folder, private_files
 
 
 def run_training(
@@ -119,6 +118,7 @@ def _run(
             )
         trainer = _make_trainer(config, args, source, tokenizer, rows, held_out)
     trainer.is_out_held = True
+    trainer.model_name, trainer.data_names = config.model, config.data
     _report_rows(trainer, rows, console)
     trainer.add_callback(AcceptedRun(held, config))
     progress = _show_progress(trainer, console)
@@ -127,19 +127,8 @@ def _run(
     if is_dry:
         trainer.on_planned = lambda planned: _end_dry_run(trainer, planned, progress)
     trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
-    started = time.monotonic()
     try:
         trainer.train(resume_from_checkpoint=resume)
-        if trainer.stopped_because is not None:
-            console.print(f"stopped: {trainer.stopped_because}", soft_wrap=True)
-        write_trace(trainer, out)
-        write_summary(
-            trainer,
-            out,
-            model=config.model,
-            data=config.data,
-            seconds=time.monotonic() - started,
-        )
         if args.push_to_hub:
             _push(trainer, out)
         else:
@@ -305,10 +294,11 @@ def _report_rows(trainer: Any, rows: TrainingRows, console: Console) -> None:
 def _show_progress(trainer: Any, console: Console) -> Any:
     from transformers import PrinterCallback, ProgressCallback
 
-    from lohan.train.progress import ConsoleProgress
+    from lohan.train.progress import ConsoleProgress, RunInWords
 
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(RunInWords)
     progress = ConsoleProgress(trainer, console)
     trainer.add_callback(progress)
     return progress

@@ -10,21 +10,21 @@ import importlib.metadata
 import pathlib
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from transformers import TrainerCallback
 
 from lohan.errors import ConfigError, DoesNotFit
-from lohan.simulate.advice import advice_for, question_of
+from lohan.report.page import write_report
+from lohan.simulate.advice import Advice, advice_for, limit_sentence, question_of
 from lohan.trace import chrome_json
 from lohan.train.config import TrainConfig
 from lohan.train.durable_files import write_json, write_text
 from lohan.train.out_folder import HeldFolder
 from lohan.train.plan_words import plan_in_words
-from lohan.train.working_folder import CONFIG_NAME, make_working_folder
 from lohan.train.writes import planned_seals, write_limit_of
+from lohan.working_folder import CONFIG_NAME, make_working_folder
 
 _PACKAGES = ("lohan", "torch", "transformers", "trl", "datasets", "accelerate", "safetensors")
 
@@ -78,17 +78,35 @@ def package_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
-def write_summary(
-    trainer: Any, out: pathlib.Path, *, model: str, data: Sequence[str], seconds: float
-) -> None:
+def write_ending(trainer: Any, seconds: float) -> None:
+    """Write the files of a run that has ended, and say what limited it and where they are."""
+    out = trainer.out
+    write_trace(trainer, out)
+    summary = write_summary(trainer, out, seconds=seconds)
+    try:
+        sentences = [f"report: {write_report(out)}"]
+    except ConfigError as error:
+        # Nothing of the run is lost: `lohan report` writes it later.
+        sentences = [f"note: there is no report: {error}"]
+    if "limit" in summary:
+        advice = summary.get("advice")
+        known = None if advice is None else [Advice(**one) for one in advice]
+        sentences.insert(0, limit_sentence(summary["limit"], summary["limit_share"], known))
+    if trainer.stopped_because is not None:
+        sentences.insert(0, f"stopped: {trainer.stopped_because}")
+    for sentence in sentences if trainer.tell is not None else ():
+        trainer.tell(sentence)
+
+
+def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> dict[str, Any]:
     """Write what a run was in numbers, with the versions it ran with."""
     peaks = {"RAM": trainer.engine.ram_peak_bytes, "GPU": trainer.engine.gpu_peak_bytes}
     state = trainer.state
     losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
     found = {
         "run_id": trainer.engine.run_id,
-        "model": model,
-        "data": [pathlib.PurePath(path).name for path in data],
+        "model": trainer.model_name,
+        "data": [pathlib.PurePath(path).name for path in trainer.data_names],
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "num_steps": state.global_step,
         "max_steps": state.max_steps,
@@ -103,6 +121,7 @@ def write_summary(
         **_limit_and_advice(trainer),
     }
     write_json(make_working_folder(out) / "summary.json", found)
+    return found
 
 
 def _limit_and_advice(trainer: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ instant the newest seal names a folder that is there.
 import functools
 import pathlib
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -33,17 +34,17 @@ from lohan.train.file_list import MODEL_LIST_NAME, hash_files, write_list
 from lohan.train.flow import SealingFlow
 from lohan.train.model_identity import MODEL_IDENTITY, source_identity, tokenizer_identity
 from lohan.train.offload import OffloadConfig
-from lohan.train.progress import LogFile, step_numbers
+from lohan.train.progress import LogFile, RunInWords, step_numbers
 from lohan.train.pushing import PushingMixin
 from lohan.train.randomness_state import random_state
 from lohan.train.resume_point import RunRecord
 from lohan.train.resuming import ResumingMixin
-from lohan.train.run_files import PlanFile, package_versions
+from lohan.train.run_files import PlanFile, package_versions, write_ending
 from lohan.train.source import ModelSource
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.stopping import StopRequest, leave, stop_on_signals
-from lohan.train.working_folder import make_working_folder, private_files
 from lohan.train.writes import planned_steps, write_limit_of
+from lohan.working_folder import make_working_folder, private_files
 
 
 class SavingMixin(ResumingMixin, PushingMixin):
@@ -69,6 +70,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
         """Gets one sentence per stage of starting up."""
         self.on_planned: Callable[[PlannedRun], None] | None = None
         """Gets the plan of the largest step, where it is known, before states are written."""
+        self.data_names: tuple[str, ...] = ()
+        """Files of rows, where they are known."""
         self.stopped_because: str | None = None
         """Why the run stopped before its last step, if not by a signal."""
         self._archive_to_load: pathlib.Path | None = None
@@ -106,6 +109,12 @@ class SavingMixin(ResumingMixin, PushingMixin):
         return hash_rows(self.train_dataset, seen)
 
     @functools.cached_property
+    def model_name(self) -> str:
+        """What is trained, as the user called it; of a module given, its class at worst."""
+        config = getattr(self.model, "config", None)
+        return getattr(config, "_name_or_path", "") or type(self.model).__name__
+
+    @functools.cached_property
     def model_identity(self) -> dict[str, Any]:
         """What makes the model the one of this run, besides its weights."""
         config = getattr(self.model, "config", None)
@@ -137,7 +146,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
             self._engine.close()
 
     def _own_callbacks(self) -> list[Any]:
-        return [SealingFlow(self), LogFile(self), PlanFile(self)]
+        return [SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self)]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with what the engine measured."""
@@ -198,7 +207,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any
     ) -> Any:
-        """Train; `resume_from_checkpoint=True` continues from the newest seal.
+        """Train; `resume_from_checkpoint=True` continues from the newest seal. Ends with a report.
 
         SIGINT and SIGTERM finish the step, seal it and end the process the usual way
         (KeyboardInterrupt, exit code 143).
@@ -207,6 +216,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
             CheckpointError: there is nothing to resume, or it is damaged.
             ConfigError: arguments or data are not those of the run to resume.
         """
+        started = time.monotonic()
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         if self._engine is None:
             self._start_engine(run=None)
@@ -215,6 +225,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
             )
         leave(self.stop_request)
+        write_ending(self, time.monotonic() - started)
         return done
 
     # ---- saving ----

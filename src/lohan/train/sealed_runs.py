@@ -27,7 +27,7 @@ from lohan.train.export_hf import MAX_SHARD_BYTES, export_model, refuse_taken
 from lohan.train.model_identity import MODEL_IDENTITY, of_source, refuse_other_model
 from lohan.train.resume_point import read_resume
 from lohan.train.source import ModelSource, inspect_source
-from lohan.train.working_folder import RUN_NAME, working_folder
+from lohan.working_folder import RUN_NAME, working_folder
 
 _PREFIX = "lohan-"
 

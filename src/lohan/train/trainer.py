@@ -32,6 +32,7 @@ from lohan.train.named_model import make_named, open_named
 from lohan.train.offload import OffloadConfig, read_offload
 from lohan.train.one_forward import OneForward, refuse_second_draws
 from lohan.train.out_folder import locked_folder
+from lohan.train.progress import teller
 from lohan.train.rehearsal import collated_without_trace, may_rehearse, without_trace
 from lohan.train.saving import SavingMixin
 from lohan.train.source import ModelSource
@@ -110,6 +111,7 @@ class OffloadMixin(SavingMixin):
             compute_losses_in_fp32(self.model)
         for callback in self._own_callbacks():
             self.add_callback(callback)
+        self.tell = teller(self.args)
 
     @classmethod
     def _refuse_unknown_release(cls) -> None:

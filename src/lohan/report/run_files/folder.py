@@ -27,8 +27,8 @@ from lohan.errors import ConfigError, LohanError
 from lohan.hardware.machine import Machine
 from lohan.report.run_files.log_lines import RunLog, read_log
 from lohan.trace import Trace, traces_of_chrome
-from lohan.train.working_folder import working_folder
 from lohan.units import format_bytes
+from lohan.working_folder import working_folder
 
 T = TypeVar("T")
 
