@@ -158,13 +158,14 @@ _FEW = 64
 def settings_in(value: Any, depth: int = 6) -> Hashable:
     """Code and plain values in a function or an object: equal for those that do the same, as when
     one is made anew for every step. Of tensors, modules and data only the kind."""
-    if type(value) in PLAIN or isinstance(value, types.CodeType):
-        return type(value), value
+    kind: type = type(value)
+    if kind in PLAIN or isinstance(value, types.CodeType):
+        return kind, value
     is_opaque = is_shared(value) or isinstance(value, (nn.Module, torch.Tensor, np.ndarray))
     if is_opaque or depth == 0:
-        return type(value)
+        return kind
     held = [*held_in(value), *(attributes_of(value) or {}).items()]
     if len(held) > _FEW:
-        return type(value)
+        return kind
     held += [value.__code__] if isinstance(value, types.FunctionType) else []
-    return type(value), tuple(settings_in(one, depth - 1) for one in held)
+    return kind, tuple(settings_in(one, depth - 1) for one in held)
