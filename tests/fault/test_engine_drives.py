@@ -93,6 +93,18 @@ def test_a_drive_too_full_for_the_states_is_told_at_attach(number: int, tmp_path
     assert is_empty(tmp_path)
 
 
+def test_a_drive_too_full_to_swap_to_is_told_before_a_state_is_written(tmp_path: Path) -> None:
+    case = everything_moves("cpu")
+    io = NoSwapRoom(threads_io())
+    io.is_full = True
+    told = disturbed_run(case, tmp_path, io=io)
+    assert isinstance(told.error, OutOfSpace)
+    assert "of states a step needs" in told.error.why
+    assert told.run_id is None
+    assert io.num_requests == 0
+    assert is_empty(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("residents", [False, True])

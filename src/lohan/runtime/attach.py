@@ -38,6 +38,7 @@ from lohan.runtime.run_setup import (
 from lohan.runtime.seal_metadata import seal_metadata, sealed_buffers
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
+from lohan.runtime.swap_room import try_swap_room
 from lohan.runtime.traced_model import TracedModel, sizes_of
 from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import CHUNK_BYTES, IoEngine, add_drives, choose_engine
@@ -139,9 +140,10 @@ def attach_engine(
                 )
             return None
 
-        if largest_step or known.measure is not None:
+        planned = None
+        if largest_step or known.measure is not None or run is None:
             tell("checking that the largest step fits" if largest_step else "planning")
-            known, budgets = measured_if_used(known, budgets, plan)
+            known, budgets, planned = measured_if_used(known, budgets, plan)
         if on_planned is not None and largest_step:
             planned = plan(_as_computing(known.machine, opened), budgets)
             assert planned is not None, "the largest step fits"
@@ -153,10 +155,8 @@ def attach_engine(
         drives = add_drives(engine_io, directories.paths, known.settings)
         store: StateStore
         if is_new:
-            tell(
-                f"reserving {format_bytes(num_slots * layout.slot_bytes() + layout.frozen_bytes())}"
-                f" for states on {len(ssd)} drive(s)"
-            )
+            states_bytes = num_slots * layout.slot_bytes() + layout.frozen_bytes()
+            tell(f"reserving {format_bytes(states_bytes)} for states on {len(ssd)} drive(s)")
             store = create_states(
                 directories,
                 layout,
@@ -169,6 +169,17 @@ def attach_engine(
                 should_verify_reads=False,
             )
             undo.callback(lambda: store.close(should_delete=True))
+            if planned is not None:
+                try_swap_room(
+                    planned.plan,
+                    layout,
+                    directories,
+                    states_bytes=states_bytes,
+                    engine=engine_io,
+                    drives=drives,
+                    weights=known.weights,
+                    chunk_bytes=chunk_bytes,
+                )
             tell("writing the first states")
             assert first is not None
             store.fill(first, moments=moments, should_verify=False)

@@ -36,9 +36,10 @@ def measured_if_used(
     known: KnownDrives,
     budgets: Budgets,
     plan: Callable[[Machine, Budgets], PlannedRun | None],
-) -> tuple[KnownDrives, Budgets]:
-    """What is known of drives, measured if a step of the plan moves anything to or from them; and
-    the budgets less what that wrote. Raises what `plan` does, before anything is written.
+) -> tuple[KnownDrives, Budgets, PlannedRun | None]:
+    """What is known of drives, measured if a step of the plan moves anything to or from them; the
+    budgets less what that wrote; and the plan that told. Raises what `plan` does, before anything
+    is written.
 
     A plan for usual drives that moves nothing to them moves nothing to any.
     """
@@ -46,4 +47,4 @@ def measured_if_used(
     planned = plan(known.machine, budgets.with_spent(spent))
     if known.measure is not None and planned is not None and planned.ssd_bytes:
         known = known.measure()
-    return known, budgets.with_spent(known.written_bytes)
+    return known, budgets.with_spent(known.written_bytes), planned

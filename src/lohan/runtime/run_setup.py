@@ -20,7 +20,6 @@ from lohan.errors import ConfigError, HardwareError
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
-from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.runtime.away import is_away, refuse_calls
 from lohan.runtime.budgets import Budgets
@@ -33,10 +32,10 @@ from lohan.runtime.randomness import DrawLedger
 from lohan.runtime.segments import LossFunction, SegmentMap, segments_from_trace
 from lohan.runtime.slots import ParameterSet
 from lohan.runtime.step_record import NonFinitePolicy
+from lohan.runtime.swap_room import swap_room_bytes
 from lohan.runtime.traced_model import BatchSizes, TracedModel, plain_batch
 from lohan.runtime.weight_map import map_weights, state_entries
 from lohan.ssd import (
-    ALIGNMENT_BYTES,
     CHUNK_BYTES,
     DriveId,
     IoEngine,
@@ -222,28 +221,7 @@ class RunSetup:
 
     def make_swap_file(self, plan: Plan) -> ActivationStore | None:
         """Room on SSD for swapped activations and gradients that spill; None if none do."""
-        sequence = plan.workload.sequence
-        activations = sum(
-            _whole_pages(
-                block_costs(
-                    plan.block_shape(BlockId(number)),
-                    block,
-                    plan.batch_per_gpu,
-                    sequence,
-                    plan.system.skips_unneeded,
-                ).to_ssd_bytes
-                + 64 * 8 * (len(block.choices) + 4) * plan.num_micro_batches
-            )
-            for number, block in enumerate(plan.blocks)
-            if _goes_to_ssd(plan, number)
-        )
-        gradients = 0
-        if plan.system.spills_gradients:
-            # Two steps of them may be there at a time.
-            gradients = 2 * sum(
-                2 * block.num_trainable + 64 * ALIGNMENT_BYTES for block in self.store.layout.blocks
-            )
-        nbytes = _whole_pages(activations + gradients)
+        nbytes = swap_room_bytes(plan, self.store.layout)
         if not nbytes:
             return None
         return ActivationStore(
@@ -382,13 +360,3 @@ def initial_tensors(
             remedy="pass weights=, an iterable of (name, tensor), or a model with data",
         )
     return ((name, parameter.detach().cpu()) for name, parameter in model.named_parameters())
-
-
-def _goes_to_ssd(plan: Plan, number: int) -> bool:
-    block = plan.blocks[number]
-    choices = [block.input_choice, *(choice for _, choice in block.choices)]
-    return any(choice.value == "swap_to_ssd" for choice in choices)
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
