@@ -21,8 +21,8 @@ from lohan.vocabulary import Lane
 _LANE_WORDS = {
     Lane.SSD_READ: "SSD reads",
     Lane.SSD_WRITE: "SSD writes",
-    Lane.RAM_TO_GPU: "copies from RAM to GPU",
-    Lane.GPU_TO_RAM: "copies from GPU to RAM",
+    Lane.RAM_TO_GPU: "RAM-to-GPU copies",
+    Lane.GPU_TO_RAM: "GPU-to-RAM copies",
     Lane.GPU: "compute",
     Lane.CPU: "CPU updates",
 }

@@ -14,17 +14,17 @@ GPU_WORDS = "GPU compute"
 PROCESSOR_WORDS = "the processor"
 _WORDS = {
     Lane.GPU: GPU_WORDS,
-    Lane.GPU_TO_RAM: "copies from GPU to RAM",
-    Lane.RAM_TO_GPU: "copies from RAM to GPU",
+    Lane.GPU_TO_RAM: "GPU-to-RAM copies",
+    Lane.RAM_TO_GPU: "RAM-to-GPU copies",
     Lane.SSD_READ: "SSD reads",
     Lane.SSD_WRITE: "SSD writes",
     Lane.CPU: "CPU updates",
-    Lane.PEER: "copies between GPUs",
+    Lane.PEER: "GPU-to-GPU copies",
 }
 _PROCESSOR_WORDS = _WORDS | {
     Lane.GPU: PROCESSOR_WORDS,
-    Lane.GPU_TO_RAM: "copies out of compute memory",
-    Lane.RAM_TO_GPU: "copies into compute memory",
+    Lane.GPU_TO_RAM: "copies from compute",
+    Lane.RAM_TO_GPU: "copies to compute",
 }
 _LIMIT_SHARE = 0.85
 """A resource that is busy for less of the step is not the limit: something waits."""

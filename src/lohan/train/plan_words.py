@@ -55,9 +55,9 @@ def plan_in_words(
     lines = [
         f"{format_count(shape.num_parameters)} parameters in {shape.num_blocks} blocks; "
         f"{plan.workload.batch} x {plan.workload.sequence} tokens a step in "
-        f"{plan.num_micro_batches} micro-batch(es); policy {plan.policy}",
+        f"{_micro_batches(plan.num_micro_batches)}; policy {plan.policy}",
         f"{'fits' if ledger.fits else 'does not fit'}: {memory}",
-        f"activations: {_activations(plan)}",
+        f"activations (what the forward pass leaves for the backward pass): {_activations(plan)}",
     ]
     if prediction is not None:
         hours = num_steps * prediction.step_seconds / 3600
@@ -67,8 +67,8 @@ def plan_in_words(
         life = "the drives' rated life" if machine is None else machine.drives_life
         lines += [
             f"predicted: {format_seconds(prediction.step_seconds)} a step, "
-            f"{prediction.tokens_per_second:,.1f} tokens/s; bottleneck: {prediction.bottleneck}"
-            + (f"; {rates_note}" if rates_note else ""),
+            f"{prediction.tokens_per_second:,.1f} tokens/s; limit (what the step waits for): "
+            f"{prediction.bottleneck}" + (f"; {rates_note}" if rates_note else ""),
             f"predicted for {num_steps:,} steps: {format_seconds(hours * 3600)}, "
             f"{format_bytes_decimal(written)} written to SSD"
             + (f" ({format_bytes_decimal(sealed)} by seals)" if sealed else "")
@@ -113,6 +113,11 @@ def batch_in_words(choice: BatchChoice, batch: int) -> str:
         f"{choice.faster:.1f}x as fast and write {choice.wear:.0%} as much per token (simulated); "
         "a larger step often wants a larger learning rate"
     )
+
+
+def _micro_batches(count: int) -> str:
+    """So many parts, and what they are where there are several."""
+    return "one part" if count == 1 else f"{count} micro-batches (computed one after the other)"
 
 
 def _activations(plan: Any) -> str:

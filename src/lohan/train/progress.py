@@ -29,6 +29,7 @@ from lohan.working_folder import make_working_folder, private_files
 LOG_NAME = "log.jsonl"
 _SETTLED_STEP = 5
 """Of the process: from here on predictions rest on several steps."""
+_MOST_COLUMNS = 100
 _KEPT_SHARE = 0.9
 """Of the mean loss that is shown, what a further step leaves of the steps before it."""
 
@@ -251,7 +252,10 @@ class ConsoleProgress(RunInWords):
             parts.append(f"limit: {plain_limit(result.bottleneck)}")
         if result is not None and result.is_skipped:
             parts.append("SKIPPED (gradients not finite)")
-        return "  ".join(parts)
+        line = "  ".join(parts)
+        if len(line) > _MOST_COLUMNS and state.epoch is not None:
+            line = "  ".join([parts[0], *parts[2:]])  # the epoch can be told from the step
+        return line
 
 
 def teller(args: Any) -> Callable[[str], None] | None:

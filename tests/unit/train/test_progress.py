@@ -2,6 +2,7 @@
 
 import io
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from lohan.plan import make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
 from lohan.simulate import SimulatedStep, simulate_plan
+from lohan.simulate.bottleneck import lane_words
 from lohan.train.plan_words import cautions, plan_in_words
 from lohan.train.progress import ConsoleProgress, step_numbers
 
@@ -67,7 +69,15 @@ def test_a_plan_in_words_says_fit_time_bytes_wear_and_bottleneck(
     planned: tuple[Plan, SimulatedStep],
 ) -> None:
     text = "\n".join(plan_in_words(*planned, num_steps=100))
-    for words in ("fits: GPU", "RAM", "SSD", "bottleneck", "a step", "rated life", "activations"):
+    for words in (
+        "fits: GPU",
+        "RAM",
+        "SSD",
+        "limit (what the step waits for)",
+        "a step",
+        "rated life",
+        "activations",
+    ):
         assert words in text
     assert "predicted" not in "\n".join(plan_in_words(planned[0], None, num_steps=100))
 
@@ -104,6 +114,22 @@ def test_a_step_is_one_line_of_100_columns(planned: Any) -> None:
         assert words in first, words
     # 0.9 of one step's weight of 0.1, and 0.1 of the next.
     assert f"loss 2.25 (~{(0.09 * 1.25 + 0.1 * 2.25) / 0.19:.4g})" in second
+
+
+@pytest.mark.parametrize("machine_name", ["paper-4090", "a processor"])
+def test_a_step_that_any_lane_limits_fits_100_columns(planned: Any, machine_name: str) -> None:
+    machine = machine_named("paper-4090")
+    if machine_name == "a processor":
+        machine = replace(machine, gpu=replace(machine.gpu, is_processor=True))
+    state = types.SimpleNamespace(global_step=1234, max_steps=9999, epoch=2.345)
+    for words in lane_words(machine).values():
+        made = trainer(planned)
+        made.last_step.bottleneck = f"{words} (97% of the step)"
+        progress, text = shown(made)
+        logs = {"loss": 1.253, **step_numbers(made), "tokens_per_second": 12345.6}
+        progress.on_log(ARGS, state, None, logs)
+        assert text.getvalue().endswith(f"limit: {words}\n")
+        assert len(text.getvalue().rstrip()) <= 100
 
 
 def test_at_the_end_it_is_said_how_far_off_predictions_were(planned: Any) -> None:

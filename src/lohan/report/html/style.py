@@ -57,7 +57,7 @@ nav ul{display:flex;flex-wrap:wrap;gap:0 1.2rem;margin:0;padding:.6rem 0;list-st
 font-size:.9rem}
 a{color:var(--accent);text-decoration:none}a:hover{text-decoration:underline}
 :focus-visible{outline:2px solid var(--accent);outline-offset:2px}
-.first{margin:0 0 1.1rem;font-size:1.15rem;line-height:1.45;max-width:60rem}
+.verdict{margin:0 0 1.1rem;font-size:1.15rem;line-height:1.45;max-width:60rem}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,14rem),1fr));gap:.8rem;
 margin:0;padding:0}
 .cards>div{display:flex;flex-direction:column;background:var(--card);border:1px solid var(--line);

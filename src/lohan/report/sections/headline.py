@@ -42,7 +42,7 @@ def _first_sentence(run: RunFiles) -> str:
     found = facts.bottleneck(run)
     if found is None:
         return ""
-    return f"<p class=first>{text_of(limit_sentence(*found, facts.advice(run)))}</p>"
+    return f"<p class=verdict>{text_of(limit_sentence(*found, facts.advice(run)))}</p>"
 
 
 def _html(card: _Card) -> str:
