@@ -12,6 +12,9 @@ from torch import nn
 
 from lohan.errors import ConfigError
 from lohan.vocabulary import Choice
+from support.engine_runs import EngineCase, build, optimizer_for
+from support.odd_runs import start
+from support.tiny_models import TINY_MODELS
 from support.toy_models import WIDTH, Toy, ToyBlock
 from support.toy_runs import (
     assert_same_toys,
@@ -140,6 +143,26 @@ def test_a_loss_function_is_left_as_it_was(tmp_path: Path) -> None:
     with attach_toy(model, toy_optimizer(model), tmp_path, loss_fn=loss_fn) as engine:
         losses = engine.step(steps[0]).losses
     assert [float(one) * (1 + index) / 2 for index, one in enumerate(found)] == list(losses)
+
+
+def test_a_loss_function_whose_labels_are_followed_is_left_as_it_was(tmp_path: Path) -> None:
+    """A step finds out which labels count by running the loss on tensors without values."""
+    case, tiny = EngineCase(num_micro_batches=2), TINY_MODELS["llama"]
+    batches = [tiny.batch(seed, torch.bfloat16) for seed in range(2)]
+    batches[1]["labels"][:, 4:] = -100  # Shares depend on whether first labels count.
+    found: list[torch.Tensor] = []
+
+    def loss_fn(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        found.append(model(**batch).loss)
+        return found[-1]
+
+    model = build(case)
+    with start(case, model, optimizer_for(case, model), tmp_path, batches[0]) as engine:
+        losses = engine.step(batches, loss_fn).losses
+    counts = [10, 6]  # of 12 and 8, without those of first tokens
+    assert [float(one.detach() * (own / 16)) for one, own in zip(found, counts, strict=True)] == [
+        *losses
+    ]
 
 
 class TwoWays(Toy):

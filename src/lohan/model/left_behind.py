@@ -35,8 +35,10 @@ class MadeTensors:
         self._noted: dict[int, StorageWeakRef] = {}
 
     def note(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These came up."""
+        """These came up; those with values are the user's."""
         for tensor in tensors:
+            if type(tensor) is not FakeTensor:
+                continue
             key = storage_key(tensor)
             known = self._noted.get(key)
             if known is None or known.expired():
@@ -60,10 +62,11 @@ class MadeTensors:
             left = self._left(expected)
             if not left:
                 return
-            tensor = next(one for one in gc.get_objects() if _is_one_of(one, left))
+            tensor = next((one for one in gc.get_objects() if _is_one_of(one, left)), None)
+            where = "code that is not written in Python" if tensor is None else _holder(tensor)
+            shape = "" if tensor is None else f" of shape {tuple(tensor.shape)}"
             raise ConfigError(
-                f"{model} keeps a tensor of shape {tuple(tensor.shape)} that its forward made, in "
-                f"{_holder(tensor)}",
+                f"{model} keeps a tensor{shape} that its forward made, in {where}",
                 why="the forward was traced on tensors without values, and a later one would "
                 "compute with this",
                 remedy="keep it in an attribute of a module, make it before the forward, or call "

@@ -9,9 +9,9 @@ runs after the last one. What runs between two blocks of a list belongs to the e
 runs between two lists (an encoder and a decoder) is a block of its own, a bridge.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lohan.errors import ConfigError, LohanError
+from lohan.errors import ConfigError
 from lohan.model.blocks import FoundBlock, find_blocks, structure_of
 from lohan.model.growth_fit import Point
 from lohan.model.kept_contents import left_as_found
@@ -32,8 +32,9 @@ from lohan.model.trace_ops import (
     storage_key,
     tensor_bytes,
     tensors_in,
+    what_to_differentiate,
 )
-from lohan.model.trace_pretence import FlashAttention, as_if_real, quiet
+from lohan.model.trace_pretence import FlashAttention, as_if_real, explained, quiet
 from lohan.model.trace_repetition import repetition
 
 MakeInputs = Callable[[int, int], dict[str, Any]]
@@ -41,6 +42,9 @@ MakeInputs = Callable[[int, int], dict[str, Any]]
 
 Call = Callable[[nn.Module, dict[str, Any]], Any]
 """Runs a model on inputs; returns its loss, or an output that has one."""
+
+Watch = Callable[[dict[str, Any]], AbstractContextManager[Any]]
+"""Looks on while a model runs on these inputs."""
 
 
 def _plain_call(model: nn.Module, inputs: dict[str, Any]) -> Any:
@@ -116,10 +120,20 @@ class TraceableModel:
     def _copy(self, alike: dict[int, nn.Module]) -> None:
         with self._mode:
             self.skeleton = Skeleton(self.model, self.dtype, self.device, alike)
-            self.call: Call = self.skeleton.copied(self._call)
 
-    def run(self, make_inputs: MakeInputs, point: Point) -> list[Stretch]:
+    def run(
+        self,
+        make_inputs: MakeInputs,
+        point: Point,
+        *,
+        call: Call | None = None,
+        watch: Watch = nullcontext,
+    ) -> list[Stretch]:
         """Run forward and backward at one batch and sequence length, on fake tensors.
+
+        Args:
+            call: another one than it was made with.
+            watch: is entered with the inputs around the call, and lets go of them after it.
 
         Returns:
             The model's blocks in the order they ran.
@@ -128,36 +142,39 @@ class TraceableModel:
             ConfigError: if it cannot run on fake tensors, leaves blocks out, or leaves fake tensors
                 behind.
         """
+        how = _Run(make_inputs, point, call if call is not None else self._call, watch)
         try:
-            return self._run(make_inputs, point, is_as_if_real=True)
+            return self._run(how, is_as_if_real=True)
         except ConfigError as error:
             if not isinstance(error.__cause__, DataDependentOutputException):
                 raise
         # The model looks into a mask. Then let it build masks in full, as it does for real ones.
-        return self._run(make_inputs, point, is_as_if_real=False)
+        return self._run(how, is_as_if_real=False)
 
     def _on_device(self, leaf: Any) -> Any:
         return leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _run(self, make_inputs: MakeInputs, point: Point, *, is_as_if_real: bool) -> list[Stretch]:
+    def _run(self, how: "_Run", *, is_as_if_real: bool) -> list[Stretch]:
         made = MadeTensors()
+        with self._mode:
+            copied = replace(how, call=self.skeleton.copied(how.call))
         # The next run starts from the model as it is, and nothing keeps what this one made.
-        with left_as_found(self.skeleton.module, self.call):
-            stretches = self._run_once(make_inputs, point, made, is_as_if_real=is_as_if_real)
+        with left_as_found(self.skeleton.module, copied.call):
+            stretches = self._run_once(copied, made, is_as_if_real=is_as_if_real)
         made.refuse_left(type(self.model).__name__, self.skeleton.tensors())
         if stretches is None:
             # Code outside the blocks reads weights of one: with copies of their own, of which.
             self.is_shared = False
             self._copy({})
-            return self._run(make_inputs, point, is_as_if_real=is_as_if_real)
+            return self._run(how, is_as_if_real=is_as_if_real)
         return _without_empty_bridges(stretches)
 
     def _run_once(
-        self, make_inputs: MakeInputs, point: Point, made: MadeTensors, *, is_as_if_real: bool
+        self, how: "_Run", made: MadeTensors, *, is_as_if_real: bool
     ) -> list[Stretch] | None:
         """None if it must be run again with a copy of every block."""
         with self._mode:
-            inputs = tree_map(self._on_device, make_inputs(*point))
+            inputs = tree_map(self._on_device, how.make_inputs(*how.point))
             made.note(tensors_in(inputs))
             tracer = _Tracer(self, made)
             hooks = torch.autograd.graph.saved_tensors_hooks(
@@ -166,9 +183,14 @@ class TraceableModel:
             fused = FlashAttention() if self._should_assume_flash else nullcontext()
             pretence = as_if_real() if is_as_if_real else nullcontext()
             try:
-                with _explained(self.model, tracer), quiet(), pretence, torch.enable_grad():
-                    with fused, hooks, tracer.recorder:
-                        result = self.call(self.skeleton.module, inputs)
+                with (
+                    explained(self.model, lambda: tracer.stopped_in),
+                    quiet(),
+                    pretence,
+                    torch.enable_grad(),
+                ):
+                    with fused, hooks, tracer.recorder, how.watch(inputs):
+                        result = how.call(self.skeleton.module, inputs)
                     with tracer.recorder:
                         tracer.finish(result)
             finally:
@@ -176,6 +198,14 @@ class TraceableModel:
                 self.skeleton.module.zero_grad(set_to_none=True)
         is_outside = tracer.assign_parameters()
         return None if is_outside and self.is_shared else tracer.stretches
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    make_inputs: MakeInputs
+    point: Point
+    call: Call
+    watch: Watch
 
 
 class _Tracer:
@@ -297,7 +327,7 @@ class _Tracer:
 
     def finish(self, result: Any) -> None:
         """Close the head after the forward pass and run the backward pass."""
-        target = _what_to_differentiate(result)
+        target = what_to_differentiate(result)
         last = self.stretches[-1]
         if last.block is not None:
             last = Stretch(label="head", segment=Segment())
@@ -348,23 +378,6 @@ class _Tracer:
         return bool(outside & inside_ids)
 
 
-@contextmanager
-def _explained(model: nn.Module, tracer: _Tracer) -> Iterator[None]:
-    try:
-        yield
-    except LohanError:
-        raise
-    except Exception as error:
-        where = tracer.stopped_in or "the model's own forward"
-        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no message"
-        raise ConfigError(
-            f"{type(model).__name__} could not be traced; it stopped in {where}",
-            why=f"{type(error).__name__}: {reason}",
-            remedy="pass inputs= that its forward accepts; a forward that branches on the values "
-            "of tensors cannot be traced without computing them",
-        ) from error
-
-
 def _look(tensor: torch.Tensor) -> object:
     return tuple(tensor.shape), tensor.dtype, tensor.requires_grad
 
@@ -376,18 +389,6 @@ def _distinct_bytes(tensors: Any) -> int:
 def _num_tokens(entering: list[torch.Tensor]) -> int | None:
     shapes = [t.shape for t in entering if t.is_floating_point() and t.dim() == 3]
     return int(shapes[0][1]) if shapes else None
-
-
-def _what_to_differentiate(result: Any) -> torch.Tensor:
-    tensors = [t for t in tensors_in(result) if t.requires_grad]
-    if not tensors:
-        raise ConfigError(
-            "the model's output has no gradient",
-            why="every parameter is frozen, or forward runs without gradients",
-            remedy="set requires_grad on the parameters to train",
-        )
-    scalars = [tensor for tensor in tensors if tensor.dim() == 0]
-    return (scalars or tensors)[0]
 
 
 def _without_empty_bridges(stretches: list[Stretch]) -> list[Stretch]:

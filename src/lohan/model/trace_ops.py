@@ -25,6 +25,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from lohan.errors import ConfigError
 from lohan.model.flops import flops_of
 
 _ATEN = torch.ops.aten
@@ -65,6 +66,19 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements, or of its memory where it is expanded."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def what_to_differentiate(result: Any) -> torch.Tensor:
+    """The loss in what a model returns, or its first output with a gradient."""
+    tensors = [t for t in tensors_in(result) if t.requires_grad]
+    if not tensors:
+        raise ConfigError(
+            "the model's output has no gradient",
+            why="every parameter is frozen, or forward runs without gradients",
+            remedy="set requires_grad on the parameters to train",
+        )
+    scalars = [tensor for tensor in tensors if tensor.dim() == 0]
+    return (scalars or tensors)[0]
 
 
 @contextmanager

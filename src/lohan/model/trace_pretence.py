@@ -1,16 +1,18 @@
 """What must be kept from torch and transformers while a model runs on fake tensors.
 
-Owns three contexts; used by `trace_model`.
+Owns four contexts; used by `trace_model`.
 """
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from lohan.errors import ConfigError, LohanError
 
 
 @contextmanager
@@ -41,6 +43,24 @@ def as_if_real() -> Iterator[None]:
         yield
     finally:
         masks.is_tracing = is_tracing
+
+
+@contextmanager
+def explained(model: nn.Module, stopped_in: Callable[[], str]) -> Iterator[None]:
+    """Say in which part of the model a trace has failed, and why."""
+    try:
+        yield
+    except LohanError:
+        raise
+    except Exception as error:
+        where = stopped_in() or "the model's own forward"
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "no message"
+        raise ConfigError(
+            f"{type(model).__name__} could not be traced; it stopped in {where}",
+            why=f"{type(error).__name__}: {reason}",
+            remedy="pass inputs= that its forward accepts; a forward that branches on the values "
+            "of tensors cannot be traced without computing them",
+        ) from error
 
 
 class FlashAttention(TorchFunctionMode):

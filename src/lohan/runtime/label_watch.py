@@ -5,7 +5,8 @@ cross entropy reads them. Whether a model shifts its labels is in its code alone
 nor its configuration says it. Used by `traced_model`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,8 +34,17 @@ class LabelWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
         """None as long as no cross entropy has read labels."""
         self._real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id; both stay alive
 
-    def begin(self, labels: torch.Tensor) -> None:
-        """Follow these."""
+    @contextmanager
+    def following(self, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """Follow the labels of these until the loss is there; then hold none of them any more."""
+        self._begin(inputs["labels"])
+        try:
+            with self:
+                yield
+        finally:
+            self._real.clear()
+
+    def _begin(self, labels: torch.Tensor) -> None:
         with unset_fake_temporarily():
             real = torch.full(labels.shape, IGNORED_LABEL, dtype=labels.dtype, device="cpu")
             real[..., 0] = 0

@@ -24,7 +24,7 @@ from lohan.runtime.host_randomness import host_state_kept
 from lohan.runtime.label_watch import LabelWatch
 from lohan.runtime.randomness import draw_setting
 from lohan.runtime.segments.ambient import memory_features_off
-from lohan.runtime.segments.micro_batch import LossFunction, loss_of
+from lohan.runtime.segments.micro_batch import LossFunction
 
 _SMALLEST_SIZES = (2, 16)
 
@@ -147,17 +147,12 @@ class TracedModel:
         key = (draw_setting(self._model, loss_fn), settings_in(loss_fn))
         if key not in self._counts_first:
             watch, sizes = LabelWatch(), sizes_of([batch])
-
-            def watched(model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
-                watch.begin(inputs["labels"])
-                with watch:
-                    return loss_of(model, inputs, loss_fn)
-
-            usual, self._traceable.call = self._traceable.call, watched
-            try:
-                self._run(_like(batch, is_padded=sizes.is_padded), _point(sizes))
-            finally:
-                self._traceable.call = usual
+            self._run(
+                _like(batch, is_padded=sizes.is_padded),
+                _point(sizes),
+                call=loss_fn,
+                watch=watch.following,
+            )
             self._counts_first[key] = watch.counts_first
         return self._counts_first[key]
 
@@ -184,10 +179,10 @@ class TracedModel:
             )
         return shape_at(self._traceable, run, point, name=type(self._model).__name__)
 
-    def _run(self, make_inputs: MakeInputs, point: tuple[int, int]) -> list[Stretch]:
+    def _run(self, make_inputs: MakeInputs, point: tuple[int, int], **how: Any) -> list[Stretch]:
         """The user's model and process are as before a trace after it."""
         with memory_features_off(self._model), host_state_kept():
-            return self._traceable.run(make_inputs, point)
+            return self._traceable.run(make_inputs, point, **how)
 
     def _description(self, make_inputs: MakeInputs, point: tuple[int, int]) -> list[Any]:
         """Equal only where the model runs alike: its settings, and inputs but for the numbers in
