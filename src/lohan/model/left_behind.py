@@ -10,8 +10,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,21 +56,23 @@ class MadeTensors:
         left = self._left(expected)
         if not left:
             return
-        with _all_objects_seen():
-            _empty_caches(left)
-            left = self._left(expected)
-            if not left:
-                return
-            tensor = next((one for one in gc.get_objects() if _is_one_of(one, left)), None)
-            where = "code that is not written in Python" if tensor is None else _holder(tensor)
-            shape = "" if tensor is None else f" of shape {tuple(tensor.shape)}"
-            raise ConfigError(
-                f"{model} keeps a tensor{shape} that its forward made, in {where}",
-                why="the forward was traced on tensors without values, and a later one would "
-                "compute with this",
-                remedy="keep it in an attribute of a module, make it before the forward, or call "
-                "the model once with a small batch before attaching",
-            )
+        # Also among what a program has put out of sight (`gc.freeze`). It stays in sight: what is
+        # put there now would never be collected.
+        gc.unfreeze()
+        _empty_caches(left)
+        left = self._left(expected)
+        if not left:
+            return
+        tensor = next((one for one in gc.get_objects() if _is_one_of(one, left)), None)
+        where = "code that is not written in Python" if tensor is None else _holder(tensor)
+        shape = "" if tensor is None else f" of shape {tuple(tensor.shape)}"
+        raise ConfigError(
+            f"{model} keeps a tensor{shape} that its forward made, in {where}",
+            why="the forward was traced on tensors without values, and a later one would "
+            "compute with this",
+            remedy="keep it in an attribute of a module, make it before the forward, or call "
+            "the model once with a small batch before attaching",
+        )
 
     def _left(self, expected: set[int]) -> set[int]:
         return {
@@ -79,18 +80,6 @@ class MadeTensors:
             for key, memory in self._noted.items()
             if key not in expected and not memory.expired()
         }
-
-
-@contextmanager
-def _all_objects_seen() -> Iterator[None]:
-    """Also those that a program has put out of the garbage collector's sight (`gc.freeze`)."""
-    is_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
-    try:
-        yield
-    finally:
-        if is_frozen:
-            gc.freeze()
 
 
 def _is_one_of(value: Any, keys: set[int]) -> bool:

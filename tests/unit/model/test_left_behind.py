@@ -95,7 +95,7 @@ def test_nothing_fake_is_left_in_what_a_model_holds_or_in_a_cache(make: Any) -> 
     before = fakes()
     model = Model([Scaled(make()), Scaled(make())])
     trace(model)
-    assert fakes() == before
+    assert fakes() <= before
     for block in model.modules():
         if isinstance(block, Scaled):
             assert torch.equal(block.table(), made())
