@@ -153,10 +153,9 @@ def test_no_policies_to_compare_is_refused() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("plan", "gpt-1.55b"),
-        ("plan",),
+        ("simulate",),
         ("plan", "gpt-1.55b", "--machine", "paper-4090", "--batch", "many"),
-        ("plan", "gpt-1.55b", "--machine", "paper-4090", "--bach", "8"),
+        ("simulate", "gpt-1.55b", "--machine", "paper-4090", "--bach", "8"),
         ("train-it",),
     ],
 )
@@ -165,6 +164,11 @@ def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
     assert ran.exit_code == 2
     assert ran.stdout == ""
     assert "Usage: " in ran.stderr
+
+
+def test_a_plan_takes_settings_of_training_and_names_what_is_none() -> None:
+    assert_refused(run_lohan("plan"), "no model is given", "lohan plan run.yaml")
+    assert_refused(run_lohan(*PLAN, "--bach", "8"), 'unknown key "bach"')
 
 
 @pytest.mark.parametrize("option", ["--trace", "--svg", "--schedule"])

@@ -253,6 +253,8 @@ def test_the_tokens_of_a_reward_model_are_counted_once(tmp_path: pathlib.Path) -
         found[name] = {
             key: losses(trainer, key) for key in ("num_tokens", "mean_reward", "accuracy", "loss")
         }
+        if name == "ours":
+            trainer.close()
     assert found["ours"] == found["plain"]
 
 

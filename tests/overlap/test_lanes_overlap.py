@@ -71,8 +71,8 @@ def run_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         running.add(task.id)
         take(self, task)
 
-    def finish_alone(self: LaneExecutor, task: Any, started: float) -> None:
-        finish(self, task, started)
+    def finish_alone(self: LaneExecutor, task: Any, *times: float) -> None:
+        finish(self, task, *times)
         with self._changed:
             running.remove(task.id)
             self._changed.notify_all()

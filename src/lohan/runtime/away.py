@@ -25,7 +25,7 @@ _WITHOUT_VALUES = frozenset(
     | {"__format__", "dim_order", "is_same_size", "result_type"}
     | {"_has_compatible_shallow_copy_type"}  # asked by `model.to`, also where nothing is to do
 )
-_CONVERSIONS = frozenset({"to", "cpu", "cuda", "bfloat16", "half", "float", "contiguous", "type"})
+_CONVERSIONS = frozenset({"to", "cpu", "bfloat16", "half", "float", "contiguous", "type"})
 """They give the tensor itself, or a word, where there is nothing to convert."""
 _GRADIENT: Any = vars(torch._C.TensorBase)["grad"]
 """The attribute as every tensor has it."""
