@@ -34,6 +34,8 @@ from iteration_traces import side_by_side
 from scaled_machine import Scale, SmallModel, device_rates, link_rates
 
 from lohan.device.emulated import EmulatedDevice
+from lohan.engine.attach import attach_engine
+from lohan.engine.engine import Engine
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
@@ -42,8 +44,6 @@ from lohan.plan.plan import Plan
 from lohan.plan.policies import system_named
 from lohan.plan.policies.published import plan_published
 from lohan.plan.system import DrivingRates
-from lohan.runtime.attach import attach_engine
-from lohan.runtime.engine import Engine
 from lohan.simulate import SimulatedStep, simulate_plan
 from lohan.ssd import PacedEngine, choose_engine
 from lohan.store import MasterFormat, StoreCounters

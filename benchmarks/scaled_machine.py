@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from lohan.device.emulated import EmulatedRates
+from lohan.engine.planning.traced_model import TracedModel, sizes_of
 from lohan.hardware import machine_named
 from lohan.hardware.machine import Machine, Ssd, SsdPath
 from lohan.model import shape_of
 from lohan.model.shape import ModelShape
 from lohan.plan.system import DrivingRates, System
-from lohan.runtime.traced_model import TracedModel, sizes_of
 from lohan.ssd import LinkRates
 
 REFERENCE_MACHINE, REFERENCE_MODEL = "paper-4090", "gpt-70b"

@@ -25,7 +25,7 @@ import transformers  # noqa: E402
 import trl  # noqa: E402
 
 import lohan  # noqa: E402
-from lohan.train.source import inspect_source  # noqa: E402
+from lohan.train.weights.source import inspect_source  # noqa: E402
 from support.plain_engine import MasterAdamW  # noqa: E402
 
 ROWS = ROOT / "examples" / "data" / "lighthouse.jsonl"

@@ -254,7 +254,7 @@ def _config(settings: dict[str, Any], more: list[str]) -> Any:
     from lohan.cli.app import show_error
     from lohan.cli.free_words import read_words
     from lohan.errors import LohanError
-    from lohan.train.config import load_config
+    from lohan.train.settings.config import load_config
 
     try:
         path, overrides = read_words(more)
@@ -272,7 +272,7 @@ def _train(config: Any, *, resume: bool, seconds: float) -> int:
     from lohan.cli.output import console
     from lohan.errors import LohanError
     from lohan.report.page import write_report
-    from lohan.train.run import run_training
+    from lohan.train.fine_tune import run_training
 
     try:
         out = run_training(

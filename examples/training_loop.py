@@ -23,8 +23,8 @@ MICRO_BATCHES = 2
 def make_model() -> torch.nn.Module:
     """A tiny Llama with random weights; any transformers model will do.
 
-    For one that does not fit in memory see lohan.train.source.open_source: it builds the model
-    without weights and streams them from its files, for attach(..., weights=...).
+    For one that does not fit in memory see lohan.train.weights.source.open_source: it builds the
+    model without weights and streams them from its files, for attach(..., weights=...).
     """
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

@@ -10,20 +10,20 @@ from lohan.errors import missing_package
 
 if TYPE_CHECKING:
     from lohan.attaching import attach as attach
+    from lohan.engine.engine import Engine as Engine
+    from lohan.engine.results import StepResult as StepResult
     from lohan.optimizer.torch_optimizer import AdamW as AdamW
-    from lohan.runtime.engine import Engine as Engine
-    from lohan.runtime.results import StepResult as StepResult
-    from lohan.train.trainer import SFTTrainer as SFTTrainer
-    from lohan.train.trainer import Trainer as Trainer
+    from lohan.train.trainer.trainer import SFTTrainer as SFTTrainer
+    from lohan.train.trainer.trainer import Trainer as Trainer
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "AdamW": "lohan.optimizer.torch_optimizer",
-    "Engine": "lohan.runtime.engine",
-    "SFTTrainer": "lohan.train.trainer",
-    "StepResult": "lohan.runtime.results",
-    "Trainer": "lohan.train.trainer",
+    "Engine": "lohan.engine.engine",
+    "SFTTrainer": "lohan.train.trainer.trainer",
+    "StepResult": "lohan.engine.results",
+    "Trainer": "lohan.train.trainer.trainer",
     "attach": "lohan.attaching",
 }
 

@@ -12,6 +12,12 @@ from typing import Any
 import torch
 
 from lohan.device import Device, open_device
+from lohan.drive import LossFunction
+from lohan.engine.attach import attach_engine
+from lohan.engine.engine import Engine
+from lohan.engine.planning.known_drives import KnownDrives
+from lohan.engine.planning.plan_run import PlannedRun, Policy
+from lohan.engine.planning.write_limit import WriteLimit
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware import Machine, machine_from
 from lohan.hardware.limits import available_ram_bytes, is_bound_by_locking
@@ -25,12 +31,6 @@ from lohan.measure import (
 )
 from lohan.measure.machine import MOST_WRITTEN_BYTES
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.runtime.attach import attach_engine
-from lohan.runtime.engine import Engine
-from lohan.runtime.known_drives import KnownDrives
-from lohan.runtime.planning import PlannedRun, Policy
-from lohan.runtime.segments import LossFunction
-from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import check_directories
 from lohan.store.initial import Moments
 from lohan.units import MIB, format_bytes, parse_bytes

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lohan.cli.export import ProgressLine
-from lohan.runtime.model_buffers import ModelBuffers
+from lohan.engine.model_buffers import ModelBuffers
 from lohan.ssd import RunDirectories
 from lohan.store import ComputeFormat
-from lohan.train.resume_point import RunRecord, write_files_list
-from lohan.train.source import open_source
+from lohan.train.run.resume_point import RunRecord, write_files_list
+from lohan.train.weights.source import open_source
 from support.command_line import run_lohan
 from support.left_model_runs import leave_run
 from support.model_directories import load_whole, save_model, stored_tensors

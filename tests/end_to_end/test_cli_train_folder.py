@@ -44,7 +44,7 @@ def test_a_run_the_engine_refuses_leaves_what_was_there_before(
         raise DoesNotFit("1 GiB of RAM is needed", why="that is much", remedy="give more RAM")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lohan.train.saving.attach_engine", refuse)
+        patch.setattr("lohan.train.trainer.saving.attach_engine", refuse)
         done = train(place, out=str(out), eval_data=str(place / "rows.jsonl"))
     assert done.exit_code == 2
     assert "give more RAM" in done.stderr
@@ -66,7 +66,7 @@ def test_room_for_archives_of_all_epochs_is_asked_for_before_states_are_written(
     place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 65_000_000})  # enough for the model alone
-    monkeypatch.setattr("lohan.train.space.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("lohan.train.run.disk_reservation.shutil.disk_usage", lambda path: usage)
     done = train(
         place, "--offload.archive_steps", "1", max_steps="-1", num_train_epochs="2",
         save_total_limit="9",
@@ -95,7 +95,7 @@ def test_an_output_folder_without_room_is_refused_before_weights_are_taken_in(
     place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("lohan.train.space.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("lohan.train.run.disk_reservation.shutil.disk_usage", lambda path: usage)
     done = train(place)
     assert done.exit_code == 2
     assert "64.1 MB" in done.stderr

@@ -36,7 +36,7 @@ def test_the_code_of_the_page_runs(
 
 def test_the_page_shows_every_call_of_the_engine() -> None:
     """What the engine offers and the page does not say would not be found."""
-    from lohan.runtime.engine import Engine
+    from lohan.engine.engine import Engine
 
     text = PAGE.read_text()
     offered = {name for name in dir(Engine) if not name.startswith("_")}

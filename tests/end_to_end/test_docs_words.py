@@ -10,7 +10,7 @@ import yaml
 
 from lohan.cli import app
 from lohan.cli.free_words import read_words
-from lohan.train.config import REQUIRED, load_config
+from lohan.train.settings.config import REQUIRED, load_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,10 +9,10 @@ import shlex
 
 import pytest
 
-from lohan.train.arguments import make_arguments
-from lohan.train.config import load_config
-from lohan.train.dataset import load_rows
-from lohan.train.preview import prepare_tokens
+from lohan.train.data.dataset import load_rows
+from lohan.train.data.preview import prepare_tokens
+from lohan.train.settings.arguments import make_arguments
+from lohan.train.settings.config import load_config
 from support import tiny_chat
 from support.chat_families import family_of, shown
 from support.command_line import run_lohan
@@ -28,7 +28,7 @@ recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_trains_on_the_answers(
     recipe: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lohan.train.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = load_config(recipe)
     family = family_of(config.model)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from lohan.engine.planning.plan_run import Policy
 from lohan.plan import make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.policies import system_named
-from lohan.runtime.planning import Policy
 from lohan.simulate.simulator import replay, settled_schedule
 from lohan.simulate.tracing import trace_of
 from lohan.trace import Trace

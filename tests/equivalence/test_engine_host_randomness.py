@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lohan.runtime.host_randomness import HostState
-from lohan.runtime.segments import DrawsUnknown
+from lohan.drive import DrawsUnknown
+from lohan.drive.surroundings.host_randomness import HostState
 from lohan.vocabulary import Choice
 from support.engine_faults import assert_states, states_of
 from support.engine_runs import EngineCase, optimizer_for

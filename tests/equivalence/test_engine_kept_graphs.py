@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from lohan.drive.block_run import BlockRunner
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
-from lohan.runtime.segments.block_run import BlockRunner
 from lohan.vocabulary import Choice
 from support.block_backwards import count_backwards
 from support.engine_runs import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lohan.errors import CheckpointError, NonFiniteGradients
-from lohan.runtime.updates import Updates
+from lohan.lanes.updates import Updates
 from lohan.vocabulary import Choice
 from support.engine_faults import States, assert_states, differing, states_of, undisturbed
 from support.engine_runs import EngineCase, attach, batches_of, build, optimizer_for

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from lohan.drive.activations.swap_modes import CaptureMode, ForwardRecord
 from lohan.errors import ConfigError
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.runtime.swap_modes import CaptureMode, ForwardRecord
 from support.toy_models import WIDTH, Toy, ToyBlock
 from support.toy_runs import (
     assert_same_toys,

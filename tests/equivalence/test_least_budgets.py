@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
+from lohan.engine.attach import attach_engine
+from lohan.engine.engine import Engine
 from lohan.errors import DoesNotFit
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.runtime.attach import attach_engine
-from lohan.runtime.engine import Engine
 from lohan.units import KIB, MIB, parse_bytes
 from lohan.verify.plain_loop import loss_shares
 from support.in_memory_training import train_in_memory

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.drive import SegmentedModel, segments_from_trace
+from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
 from lohan.model.assemble import trace_shape
 from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.model.trace_model import TraceableModel
-from lohan.runtime.segments import SegmentedModel, segments_from_trace
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
 from support.plain_training import (
     ComeAndGo,
     assert_same_gradients,

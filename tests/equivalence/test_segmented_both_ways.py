@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lohan.drive.activations.swap_modes import BlockChoices
 from lohan.errors import ConfigError
-from lohan.runtime.swap_modes import BlockChoices
 from support.block_backwards import count_backwards
 from support.driven_toys import assert_as_plain
 from support.plain_training import (

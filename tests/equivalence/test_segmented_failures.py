@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.runtime.segments import (
+from lohan.drive import (
     DrawsUnknown,
     ForwardOrder,
     Phase,

@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from lohan.errors import ConfigError, LohanError, ScheduleError
-from lohan.runtime.segments import (
+from lohan.drive import (
     SegmentedModel,
     map_segments,
 )
-from lohan.runtime.swap_modes import BlockChoices
+from lohan.drive.activations.swap_modes import BlockChoices
+from lohan.errors import ConfigError, LohanError, ScheduleError
 from support.driven_toys import assert_nothing_left, drive
 from support.plain_training import (
     ComeAndGo,

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.runtime.segments import (
+from lohan.drive import (
     SegmentedModel,
     SegmentMap,
     map_segments,
     observe_rest_uses,
 )
-from lohan.runtime.segments.ambient import memory_features_off
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
+from lohan.drive.surroundings.ambient import memory_features_off
 from lohan.vocabulary import BlockId
 from support.operator_list import operators_listed
 from support.plain_training import (

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.runtime.segments import Phase, SegmentedModel, map_segments, observe_rest_uses
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from lohan.drive import Phase, SegmentedModel, map_segments, observe_rest_uses
+from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
 from support.operator_list import operators_listed
 from support.plain_training import (
     ComeAndGo,

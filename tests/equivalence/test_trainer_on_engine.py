@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 from trl import SFTConfig
 
-from lohan.train.trainer import SFTTrainer
+from lohan.train.trainer.trainer import SFTTrainer
 from support import tiny_chat
 from support.plain_engine import attach_plainly
 from support.trainer_engines import attach_small
@@ -44,7 +44,7 @@ def make(
     folder: pathlib.Path, attach: Any, *callbacks: TrainerCallback, **changes: Any
 ) -> SFTTrainer:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lohan.train.saving.attach_engine", attach)
+        patch.setattr("lohan.train.trainer.saving.attach_engine", attach)
         shape = changes.pop("shape", {})
         dropout = changes.pop("dropout", 0.0)
         tiny_chat.save_model(folder / "model", attention_dropout=dropout, **shape)
@@ -87,7 +87,7 @@ def count_forward(model: torch.nn.Module, _: Any) -> None:
 
 def train(trainer: SFTTrainer, resume: Any = None) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lohan.train.saving.attach_engine", trainer.attach_for_test)
+        patch.setattr("lohan.train.trainer.saving.attach_engine", trainer.attach_for_test)
         trainer.train(resume_from_checkpoint=resume)
 
 

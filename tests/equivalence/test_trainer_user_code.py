@@ -17,7 +17,7 @@ import trl
 from transformers import TrainerCallback
 
 from lohan.errors import ConfigError
-from lohan.train.trainer import OffloadMixin, SFTTrainer, Trainer
+from lohan.train.trainer.trainer import OffloadMixin, SFTTrainer, Trainer
 from support import tiny_chat, trl_runs
 from support.trainer_engines import attach_small
 
@@ -27,7 +27,7 @@ ENDED = tiny_chat.tokenizer().eos_token_id
 @pytest.fixture(autouse=True)
 def _small_and_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("lohan.train.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -12,7 +12,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from transformers import TrainerCallback
 
 from lohan.errors import ConfigError
-from lohan.train.trainer import SFTTrainer
+from lohan.train.trainer.trainer import SFTTrainer
 from support import tiny_chat, trl_runs
 from support.trainer_engines import attach_small
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")
 @pytest.fixture(autouse=True)
 def _small_and_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("lohan.train.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from lohan.engine.attach import attach_engine
 from lohan.errors import CheckpointError, ConfigError, DoesNotFit, LohanError, StorageError
-from lohan.runtime.attach import attach_engine
 from support.engine_faults import everything_moves, is_empty, watched
 from support.engine_runs import batches_of, build, optimizer_for
 from support.small_machines import small_machine

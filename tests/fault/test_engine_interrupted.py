@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lohan.runtime.engine import Engine
+from lohan.engine.engine import Engine
 from lohan.ssd import Operation, Ticket
 from support.engine_faults import (
     disturbed_run,

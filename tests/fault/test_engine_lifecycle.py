@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.engine.engine import Engine
 from lohan.errors import CheckpointError, ConfigError, Corrupt, ScheduleError, StorageError
-from lohan.runtime.engine import Engine
 from lohan.store import StateStoreWarning
 from support.engine_faults import (
     Disturbed,

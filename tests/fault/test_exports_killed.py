@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lohan.train.check_export import check_model_directory
+from lohan.train.weights.check_export import check_model_directory
 from support.model_directories import save_model
 
 TESTS = pathlib.Path(__file__).parents[1]

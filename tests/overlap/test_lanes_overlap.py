@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lohan.runtime.lanes import LaneExecutor
+from lohan.lanes.executor import LaneExecutor
 from lohan.simulate.simulator import replay, settled_schedule
 from lohan.simulate.tracing import trace_of
 from lohan.trace import Trace

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lohan.runtime.segments.block_run import BlockRunner
-from lohan.runtime.segments.kept_graph import KeptGraph
+from lohan.drive.block_run import BlockRunner
+from lohan.drive.kept_graph import KeptGraph
 
 
 @dataclass

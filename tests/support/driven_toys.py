@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from lohan.runtime.segments import SegmentedModel, map_segments
-from lohan.runtime.swap_modes import BlockChoices, KeepStore
+from lohan.drive import SegmentedModel, map_segments
+from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
 from support.plain_training import (
     ComeAndGo,
     assert_same_gradients,

@@ -20,9 +20,9 @@ import torch
 from lohan.device.cpu import CpuDevice
 from lohan.device.device import Device
 from lohan.device.emulated import EmulatedDevice
-from lohan.runtime import engine as engine_module
-from lohan.runtime.engine import Engine
-from lohan.runtime.running import RunningPlan
+from lohan.engine import engine as engine_module
+from lohan.engine.engine import Engine
+from lohan.engine.running import RunningPlan
 from lohan.ssd import IoEngine, NativeEngine
 from lohan.vocabulary import Choice
 from support.engine_runs import (

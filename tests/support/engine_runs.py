@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from lohan.engine.attach import attach_engine
+from lohan.engine.engine import Engine
+from lohan.engine.planning.plan_run import Policy
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.workload import Workload
-from lohan.runtime.attach import attach_engine
-from lohan.runtime.engine import Engine
-from lohan.runtime.planning import Policy
 from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice, TensorKind
 from support.in_memory_training import PlainRun, train_in_memory

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 import transformers
 
-from lohan.train.export_hf import export_model
-from lohan.train.source import open_source, source_of_config
+from lohan.train.weights.export_hf import export_model
+from lohan.train.weights.source import open_source, source_of_config
 
 
 def _status(field: str) -> int:

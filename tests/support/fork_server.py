@@ -26,8 +26,8 @@ PRELOADED = (
     "trl",
     "trl.trainer.sft_trainer",
     "lohan.cli",
-    "lohan.train.saving",
-    "lohan.train.trainer",
+    "lohan.train.trainer.saving",
+    "lohan.train.trainer.trainer",
     "support.lohan_with_small_engine",
     "support.trainer_engines",
 )

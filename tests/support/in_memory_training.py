@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lohan.drive.micro_batch import loss_of
 from lohan.optimizer import combine_leaf_sums, num_leaves, reference, sum_of_squares
 from lohan.optimizer.settings import AdamWSettings, prepare_step
 from lohan.optimizer.torch_optimizer import clip_scale
-from lohan.runtime.segments.micro_batch import loss_of
 from lohan.store import StateLayout
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from lohan.train.export_hf import export_model
-from lohan.train.source import open_source
+from lohan.train.weights.export_hf import export_model
+from lohan.train.weights.source import open_source
 
 EVENTS = ("posix_fallocate", "pwrite", "fsync", "rename", "mkdir", "unlink", "rmdir")
 

@@ -18,12 +18,12 @@ def main() -> None:
 
     import torch
 
-    import lohan.train.saving
+    import lohan.train.trainer.saving
     from lohan.cli import main as lohan_main
     from support.trainer_engines import attach_small
 
     torch.set_num_threads(1)
-    lohan.train.saving.attach_engine = attach_small
+    lohan.train.trainer.saving.attach_engine = attach_small
     lohan_main()
 
 

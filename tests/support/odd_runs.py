@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from lohan.engine.attach import attach_engine
+from lohan.engine.engine import Engine
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.runtime.attach import attach_engine
-from lohan.runtime.engine import Engine
 from lohan.verify.plain_loop import loss_shares
 from support.engine_faults import States
 from support.engine_runs import EngineCase, forced, optimizer_for

@@ -101,8 +101,8 @@ def main() -> None:
     warm_up(settings)
     import lohan
     import lohan.attaching
-    import lohan.runtime.attach
-    from lohan.train.source import source_of_config
+    import lohan.engine.attach
+    from lohan.train.weights.source import source_of_config
     from support.small_machines import small_machine
 
     source = source_of_config(config_of(settings))

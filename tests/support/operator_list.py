@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lohan.drive.activations.operator_rules import reason_not_to_store
 from lohan.model.trace_ops import is_counted
-from lohan.runtime.operator_rules import reason_not_to_store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,11 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from lohan.engine.model_buffers import ModelBuffers
 from lohan.errors import CheckpointError
 from lohan.optimizer import AdamWSettings, prepare_step
 from lohan.optimizer.reference import adamw_elements
 from lohan.optimizer.torch_optimizer import clip_scale
-from lohan.runtime.model_buffers import ModelBuffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ def attach_plainly(
     on_planned: Any = None,
     **kwargs: Any,
 ) -> PlainEngine:
-    """In place of `lohan.train.attaching.attach_engine`; nothing is planned."""
+    """In place of `lohan.train.trainer.attaching.attach_engine`; nothing is planned."""
     return PlainEngine(model, optimizer, **kwargs)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lohan.runtime.segments import (
+from lohan.drive import (
     DrawsUnknown,
     ForwardOrder,
     LossFunction,
@@ -15,8 +15,8 @@ from lohan.runtime.segments import (
     SegmentGradients,
     SegmentMap,
 )
-from lohan.runtime.segments.micro_batch import loss_of
-from lohan.runtime.slots import ParameterSet
+from lohan.drive.micro_batch import loss_of
+from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.vocabulary import BlockId
 
 

@@ -20,8 +20,8 @@ import torch
 
 from lohan.device.device import Device
 from lohan.device.emulated import EmulatedDevice, EmulatedRates
-from lohan.runtime.driver import StepDriver
-from lohan.runtime.memory import RamMemory
+from lohan.engine.driver import StepDriver
+from lohan.lanes.memory import RamMemory
 from lohan.ssd import Buffer, NativeEngine, Operation
 from lohan.vocabulary import Choice
 from support.engine_runs import EngineCase

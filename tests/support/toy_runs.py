@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from lohan.drive import LossFunction
+from lohan.drive.micro_batch import loss_of
+from lohan.engine.attach import attach_engine
+from lohan.engine.engine import Engine
 from lohan.optimizer import reference
 from lohan.optimizer.settings import prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale
-from lohan.runtime.attach import attach_engine
-from lohan.runtime.engine import Engine
-from lohan.runtime.segments import LossFunction
-from lohan.runtime.segments.micro_batch import loss_of
 from lohan.store import StateLayout
 from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice

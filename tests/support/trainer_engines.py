@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from lohan.runtime.attach import attach_engine
+from lohan.engine.attach import attach_engine
 from support.small_machines import small_machine
 
 MIB = 1 << 20
@@ -12,7 +12,7 @@ MIB = 1 << 20
 def attach_small(
     model: Any, optimizer: Any, *, offload: Any, ssd: Any, progress: Any = None, **kwargs: Any
 ) -> Any:
-    """In place of `lohan.train.attaching.attach_engine`: no machine is measured."""
+    """In place of `lohan.train.trainer.attaching.attach_engine`: no machine is measured."""
     for place in ssd:
         pathlib.Path(place).mkdir(parents=True, exist_ok=True)
     return attach_engine(

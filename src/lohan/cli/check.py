@@ -14,7 +14,7 @@ import typer
 from lohan.cli.options import JsonOption, RunSsdOption
 
 if TYPE_CHECKING:
-    from lohan.train.sealed_runs import RunPlace
+    from lohan.train.run.sealed_runs import RunPlace
 
 EXIT_DAMAGED = 1
 
@@ -73,8 +73,8 @@ def _is_model(directory: pathlib.Path) -> bool:
 
 
 def _runs(directory: pathlib.Path, ssd: list[pathlib.Path]) -> "list[RunPlace]":
-    from lohan.train.resume_point import read_run
-    from lohan.train.sealed_runs import find_run, is_run_directory, runs_in
+    from lohan.train.run.resume_point import read_run
+    from lohan.train.run.sealed_runs import find_run, is_run_directory, runs_in
 
     if not directory.is_dir():
         return [find_run(str(directory), ssd)]
@@ -88,7 +88,7 @@ def _check_run(place: "RunPlace") -> dict[str, object]:
     import warnings
 
     from lohan.errors import LohanError
-    from lohan.train.sealed_runs import check_sealed_folder, opened_run
+    from lohan.train.run.sealed_runs import check_sealed_folder, opened_run
     from lohan.units import format_bytes
 
     facts: dict[str, object] = {"what": "states of a run", "run": place.run_id}
@@ -118,8 +118,8 @@ def _check_run(place: "RunPlace") -> dict[str, object]:
 def _check_model(
     directory: pathlib.Path, *, quick: bool, trust_remote_code: bool
 ) -> dict[str, object]:
-    from lohan.train.check_export import check_model_directory
-    from lohan.train.resume_point import checkpoints, has_archive
+    from lohan.train.run.resume_point import checkpoints, has_archive
+    from lohan.train.weights.check_export import check_model_directory
     from lohan.units import format_bytes
 
     report = check_model_directory(
@@ -145,8 +145,8 @@ def _check_model(
 def _check_files(directory: pathlib.Path) -> list[str]:
     """What is wrong with files whose hashes are known: an archive, or a run's model and folders."""
     from lohan.errors import LohanError
-    from lohan.train.file_list import MODEL_LIST_NAME, check_files, read_list
-    from lohan.train.resume_point import RESUME_NAME, check_checkpoint, checkpoints
+    from lohan.train.run.resume_point import RESUME_NAME, check_checkpoint, checkpoints
+    from lohan.train.weights.file_list import MODEL_LIST_NAME, check_files, read_list
     from lohan.working_folder import working_folder
 
     listed = working_folder(directory) / MODEL_LIST_NAME

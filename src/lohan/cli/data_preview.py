@@ -1,6 +1,6 @@
 """`lohan data preview`: the rendered rows with the loss mask, before anything is trained.
 
-Owns the options and the printing. What is shown is worked out in `lohan.train.preview`.
+Owns the options and the printing. What is shown is worked out in `lohan.train.data.preview`.
 """
 
 from typing import Annotated, Any
@@ -42,13 +42,13 @@ def preview(
         raise ConfigError(
             f'"{path}" stands alone', why="one file is shown at a time", remedy="leave it out"
         )
-    from lohan.train.argument_limits import refuse_impossible
-    from lohan.train.arguments import make_arguments
-    from lohan.train.config import load_config
-    from lohan.train.dataset import load_rows
-    from lohan.train.model_places import CONFIGURATION, TOKENIZER, find_place
-    from lohan.train.preview import prepare_tokens, preview_rows
-    from lohan.train.tokenizing import load_tokenizer
+    from lohan.train.data.dataset import load_rows
+    from lohan.train.data.preview import prepare_tokens, preview_rows
+    from lohan.train.data.tokenizing import load_tokenizer
+    from lohan.train.settings.argument_limits import refuse_impossible
+    from lohan.train.settings.arguments import make_arguments
+    from lohan.train.settings.config import load_config
+    from lohan.train.weights.model_places import CONFIGURATION, TOKENIZER, find_place
 
     with tempfile.TemporaryDirectory() as folder:
         given = [("model", model), ("data", file), ("out", folder), ("offload.ssd", folder)]

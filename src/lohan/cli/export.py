@@ -1,6 +1,6 @@
 """`lohan export`: the model of a run's last seal, in Hugging Face's layout.
 
-Owns the options and what is printed. The work is `lohan.train.sealed_runs`'.
+Owns the options and what is printed. The work is `lohan.train.run.sealed_runs`'.
 """
 
 import pathlib
@@ -60,7 +60,7 @@ def export(
     max_shard_bytes = parse_size(shard, "--shard")
     import torch
 
-    from lohan.train.sealed_runs import export_run, find_run
+    from lohan.train.run.sealed_runs import export_run, find_run
 
     report = export_run(
         find_run(run or named_run, ssd or []),

@@ -46,7 +46,7 @@ def _folder_of(run: str, ssd: list[pathlib.Path]) -> pathlib.Path:
     folder = pathlib.Path(run).expanduser()
     if not ssd and not folder.name.startswith("lohan-") and not any(folder.glob("lohan-*")):
         return folder  # without torch, which reading states needs
-    from lohan.train.sealed_runs import find_run, out_of_run
+    from lohan.train.run.sealed_runs import find_run, out_of_run
     from lohan.working_folder import RUN_NAME, working_folder
 
     is_folder = (working_folder(folder) / RUN_NAME).is_file()

@@ -153,7 +153,7 @@ def shape_asked(model: str, sequence: int | None) -> tuple[ModelShape, int]:
         HardwareError: it is on the hub, which cannot be reached.
     """
     if "/" in model and canonical_name(model) is None:
-        from lohan.train.model_places import CONFIGURATION, find_place
+        from lohan.train.weights.model_places import CONFIGURATION, find_place
 
         model = str(find_place(model, wanted=CONFIGURATION).directory)
     shape = shape_of(model, sequence=sequence)

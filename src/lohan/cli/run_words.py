@@ -10,7 +10,7 @@ from typing import Any
 
 from lohan.cli.free_words import read_words
 from lohan.errors import ConfigError
-from lohan.train.config import Setting, written_settings
+from lohan.train.settings.config import Setting, written_settings
 
 _FILE_ENDINGS = (".yaml", ".yml")
 # What TRL takes where nothing is written.

@@ -1,6 +1,6 @@
 """`lohan train`: fine-tune a model, from a file of rows to a folder `from_pretrained` loads.
 
-Owns the command's options. Training itself is `lohan.train.run`, imported when the command runs.
+Owns the command's options. Training itself is `train.fine_tune`, imported when it runs.
 """
 
 import pathlib
@@ -94,7 +94,7 @@ def train(
     given["offload.machine"] = machine
     overrides += [(key, value) for key, value in given.items() if value not in (None, [])]
     require_train_packages()
-    from lohan.train.config import check_places, checked_config, read_settings
+    from lohan.train.settings.config import check_places, checked_config, read_settings
 
     written = read_settings(path, overrides)
     if not print_config:
@@ -103,7 +103,7 @@ def train(
     if print_config:
         sys.stdout.write(config.to_text())
         return
-    from lohan.train.run import run_training
+    from lohan.train.fine_tune import run_training
 
     run_training(config, resume=resume_from or resume, console=console(), is_dry=dry_run)
 

@@ -1,6 +1,6 @@
 """AdamW on the CPU: the native kernels, their settings and number formats.
 
-Knows arrays in memory, no blocks, no files and no schedule. `store` and `runtime` call it.
+Knows arrays in memory, no blocks, no files and no schedule. `store`, `lanes` and `engine` call it.
 `lohan.optimizer.reference` is the slow judge of everything here; tests and `lohan.verify`
 import it.
 """

@@ -12,7 +12,7 @@ from typing import Any
 from lohan.errors import ConfigError, HardwareError
 from lohan.model.names import canonical_name, known_names
 from lohan.model.public_models import PUBLIC_MODELS
-from lohan.train.meta_model import explained
+from lohan.train.weights.meta_model import explained
 
 _PLACES = ("config.json", "transformer/config.json")
 

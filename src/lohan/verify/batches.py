@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lohan.drive.watch.label_watch import IGNORED_LABEL
 from lohan.model.inputs import inputs_for
-from lohan.runtime.label_watch import IGNORED_LABEL
 
 MakeBatch = Callable[[int], dict[str, Any]]
 

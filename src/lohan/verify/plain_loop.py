@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from lohan.drive.micro_batch import loss_of
+from lohan.drive.watch.label_watch import IGNORED_LABEL
 from lohan.optimizer import combine_leaf_sums, num_leaves, reference, sum_of_squares
 from lohan.optimizer.settings import StepScalars, prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale
-from lohan.runtime.label_watch import IGNORED_LABEL
-from lohan.runtime.segments.micro_batch import loss_of
 from lohan.store import StateLayout
 from lohan.verify.small_copy import Loss
 

@@ -16,8 +16,8 @@ from torch import nn
 from lohan.errors import ConfigError
 from lohan.model.paper_models import Dit, Gpt
 from lohan.model.public_models import PAPER_DITS, PAPER_GPTS
-from lohan.train.meta_model import explained, model_class
-from lohan.train.source import source_of_config
+from lohan.train.weights.meta_model import explained, model_class
+from lohan.train.weights.source import source_of_config
 from lohan.verify.asked_model import AskedModel, find_model
 from lohan.verify.batches import MakeBatch, batches_for, noise_loss
 from lohan.verify.scaling import (

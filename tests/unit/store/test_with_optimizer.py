@@ -9,10 +9,10 @@ import pathlib
 import pytest
 import torch
 
+from lohan.drive.weights.parameter_views import ParameterLayout
 from lohan.optimizer import AdamWSettings, PlainState, SplitState, update_plain, update_split
 from lohan.optimizer.reference import adamw_elements
 from lohan.optimizer.settings import prepare_step
-from lohan.runtime.slots import ParameterLayout
 from lohan.ssd import BufferPool, NativeEngine
 from lohan.store import (
     GRAIN,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.engine.engine import Engine
 from lohan.errors import ConfigError, DoesNotFit
-from lohan.runtime.engine import Engine
-from lohan.runtime.step_record import StepRecord
+from lohan.lanes.step_record import StepRecord
 from lohan.verify import Case, SmallCopy, all_cases, make_small_copy, verify_copy
 from lohan.vocabulary import BlockId
 from support.loss_families import FAMILIES

@@ -1,0 +1,32 @@
+"""Driving an unmodified PyTorch model block by block; see `SegmentedModel`."""
+
+from lohan.drive.gradient_sums import SegmentGradients
+from lohan.drive.hooks import ForwardOrder, SegmentHooks
+from lohan.drive.micro_batch import LossFunction
+from lohan.drive.segment_map import (
+    Phase,
+    Segment,
+    SegmentKind,
+    SegmentMap,
+    map_segments,
+    segments_from_trace,
+)
+from lohan.drive.segmented_model import SegmentedModel
+from lohan.drive.surroundings.randomness import DrawsUnknown
+from lohan.drive.watch.observe import observe_rest_uses
+
+__all__ = [
+    "DrawsUnknown",
+    "ForwardOrder",
+    "LossFunction",
+    "Phase",
+    "Segment",
+    "SegmentGradients",
+    "SegmentHooks",
+    "SegmentKind",
+    "SegmentMap",
+    "SegmentedModel",
+    "map_segments",
+    "observe_rest_uses",
+    "segments_from_trace",
+]

@@ -1,0 +1,113 @@
+"""Sums of gradients over the micro-batches of a step, one flat buffer per segment.
+
+The sum is the one that calling `backward` once per micro-batch leaves in `.grad`: the first
+gradient as it is, every further one added in the type of the parameter. Owns the order and the
+buffers until a segment is finished; then the caller owns them. Called by `segments.step`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from lohan.drive.weights.parameter_views import ParameterLayout, ParameterSet, bytes_of
+from lohan.errors import ScheduleError
+from lohan.vocabulary import BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentGradients:
+    """The finished gradients of one segment."""
+
+    segment: BlockId
+    layout: ParameterLayout
+    """Places of the trainable parameters in `flat`."""
+    flat: torch.Tensor
+    """All gradients, as bytes. Padding is zero."""
+    missing: frozenset[str]
+    """Trainable parameters that got no gradient at all (`.grad` is None in plain training). Their
+    places are zero, but an optimizer must leave them alone: decay and momentum do not apply."""
+
+    def views(self) -> dict[str, torch.Tensor]:
+        """Gradients by parameter name, without the missing ones."""
+        return {
+            slot.name: slot.view(self.flat)
+            for slot in self.layout.slots
+            if slot.name not in self.missing
+        }
+
+
+def gradient_layout(parameters: ParameterSet) -> ParameterLayout:
+    """Where a segment's gradients lie: as the parameters do, or packed if some are frozen."""
+    trainable = {n: p for n, p in parameters.parameters.items() if n in parameters.trainable}
+    if len(trainable) == len(parameters.parameters):
+        return parameters.layout
+    return ParameterLayout.pack(trainable)
+
+
+class GradientSums:
+    """The flat gradient buffers of the segments that have begun and not finished."""
+
+    def __init__(
+        self,
+        sets: Mapping[BlockId, ParameterSet],
+        buffer_for: Callable[[BlockId, int], torch.Tensor],
+    ) -> None:
+        self._buffer_for = buffer_for
+        self._layouts = {segment: gradient_layout(own) for segment, own in sets.items()}
+        self._place = {
+            sets[segment].parameters[slot.name]: (segment, slot)
+            for segment, layout in self._layouts.items()
+            for slot in layout.slots
+        }
+        self._flat: dict[BlockId, torch.Tensor] = {}
+        self._seen: dict[BlockId, set[str]] = {}
+
+    def owner(self, parameter: torch.nn.Parameter) -> BlockId | None:
+        """The segment whose buffer a parameter's gradient belongs to."""
+        place = self._place.get(parameter)
+        return place[0] if place is not None else None
+
+    def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """Add the whole gradient of one micro-batch; to be called in the order of these."""
+        segment, slot = self._place[parameter]
+        if gradient.layout is not torch.strided:
+            raise ScheduleError(
+                f"the gradient of {slot.name} is sparse",
+                why="gradients leave in one flat buffer",
+                remedy="make the embedding with sparse=False",
+            )
+        if segment not in self._flat:
+            layout = self._layouts[segment]
+            self._flat[segment] = bytes_of(
+                self._buffer_for(segment, layout.num_bytes), layout.num_bytes, f"segment {segment}"
+            )
+            self._seen[segment] = set()
+        place = slot.view(self._flat[segment])
+        if slot.name in self._seen[segment]:
+            place.add_(gradient)
+        else:
+            # Not zero plus gradient: that would turn -0.0 into 0.0.
+            place.copy_(gradient)
+            self._seen[segment].add(slot.name)
+
+    def finish(self, segment: BlockId) -> SegmentGradients | None:
+        """The gradients of a segment, complete; None if none of its parameters is trainable."""
+        layout = self._layouts[segment]
+        if not layout.slots:
+            return None
+        flat = self._flat.pop(segment, None)
+        seen = self._seen.pop(segment, set())
+        if flat is None:
+            flat = bytes_of(
+                self._buffer_for(segment, layout.num_bytes), layout.num_bytes, f"segment {segment}"
+            )
+        end_bytes = 0
+        for slot in layout.slots:
+            flat[end_bytes : slot.offset_bytes].zero_()
+            end_bytes = slot.offset_bytes + slot.num_bytes
+            if slot.name not in seen:
+                flat[slot.offset_bytes : end_bytes].zero_()
+        flat[end_bytes : layout.num_bytes].zero_()
+        missing = frozenset(layout.names()) - seen
+        return SegmentGradients(segment=segment, layout=layout, flat=flat, missing=missing)

@@ -1,0 +1,319 @@
+"""One micro-batch on its way through the model: its strand, and what it leaves for backward.
+
+Owns the call of the user's model (on the strand's thread) and the interception of its blocks:
+while a step runs, calling a block asks the driving thread for the block's outputs. Does not run
+blocks. Called by `segments.step`; threads as in the note "One at a time" of `segments.baton`.
+"""
+
+import contextlib
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lohan.drive.block_run import BlockCall, BlockVisit
+from lohan.drive.edges.cuts import PendingGradients
+from lohan.drive.edges.entries import EntryKeys
+from lohan.drive.edges.exits import HookWatch
+from lohan.drive.micro_batch_threads import Strand
+from lohan.drive.outside_run import PresenceMode, weights_by_place
+from lohan.drive.surroundings.ambient import Ambient, process_settings, put_process_settings
+from lohan.drive.surroundings.host_randomness import HostDraw
+from lohan.drive.surroundings.randomness import Draw, DrawRecorder, RandomState
+from lohan.drive.watch.collected_outputs import (
+    active_collection,
+    add_collected,
+    returning_collected,
+)
+from lohan.drive.watch.own_attributes import OwnAttributes
+from lohan.drive.weights.parameter_views import Weights
+from lohan.errors import ConfigError
+from lohan.vocabulary import BlockId
+
+LossFunction = Callable[[torch.nn.Module, Any], torch.Tensor]
+
+
+class MicroBatch:
+    """State of one micro-batch during a step."""
+
+    def __init__(
+        self,
+        index: int,
+        run: Callable[["MicroBatch"], torch.Tensor],
+        attributes: OwnAttributes,
+    ) -> None:
+        self.index = index
+        self.attributes = attributes
+        self.strand: Strand[BlockCall, torch.Tensor] = Strand(
+            self._body, name=f"lohan-micro-batch-{index}"
+        )
+        self._run = run
+        self.call: BlockCall | None = None
+        """The block call that waits to be run."""
+        self.reply: Any = None
+        """Outputs of the last block, for the model."""
+        self.starts: list[int] = []
+        """Sequence number of the first operator of each stretch of the rest: before the first
+        block, between each two, after the last."""
+        self.num_blocks_entered = 0
+        self.weight_copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Weights that were arguments of blocks, by id, and their copies."""
+        self.settings = process_settings()
+        """Of the process, while others run."""
+        self.hooks = HookWatch()
+        self.keys = EntryKeys()
+        self.visits: dict[BlockId, BlockVisit] = {}
+        self.pending = PendingGradients()
+        self.draws: list[Draw | HostDraw | None] = []
+        self.random_state: RandomState = ()
+        self.random_state_first: RandomState = ()
+        """State at the start of its forward."""
+        self.random_state_expected: RandomState | None = None
+        """State at the end of its forward, from which the next micro-batch already started."""
+
+    def _body(self, ask: Callable[[BlockCall], Any]) -> torch.Tensor:
+        """Runs on the strand's thread: the whole forward of the model."""
+        self._ask = ask
+        self._begin_stretch()
+        self.attributes.begin()
+        try:
+            return self._run(self)
+        finally:
+            self.attributes.end()
+
+    def ask_for_block(self, call: BlockCall) -> Any:
+        """Runs on the strand's thread; blocks until the block's outputs are there."""
+        self.num_blocks_entered += 1
+        self.attributes.pause()
+        settings = process_settings()
+        put_process_settings(self.settings)
+        try:
+            outputs = self._ask(call)
+        finally:
+            put_process_settings(settings)
+        self.attributes.begin()
+        self._begin_stretch()
+        return outputs
+
+    def _begin_stretch(self) -> None:
+        # Sequence numbers are counted per thread, so those of one micro-batch are comparable.
+        self.starts.append(torch._C._autograd._get_sequence_nr())
+
+    def advance(self) -> None:
+        """Run the model until it calls a block or ends."""
+        reply, self.reply = self.reply, None
+        self.call = self.strand.resume(reply)
+
+
+class BlockInterceptor:
+    """For the time of a step, sends calls of the model's blocks to the driving thread.
+
+    The forward of the module is replaced, not its call: hooks that users put on a block run once,
+    as part of the rest. Blocks must be called in the order of the segment map.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        modules: Sequence[torch.nn.Module],
+        weights: Weights,
+        device_types: tuple[str, ...],
+    ) -> None:
+        self._names, self._modules = tuple(names), tuple(modules)
+        self._weights, self._device_types = weights, device_types
+        self._running: dict[int, MicroBatch] = {}  # by thread
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Runs on the driving thread."""
+        distinct = dict.fromkeys(self._modules)
+        replaced: list[tuple[torch.nn.Module, Any]] = []
+        try:
+            for module in distinct:
+                replaced.append((module, vars(module).get("forward")))
+                module.forward = self._intercept(module, module.forward)
+            yield
+        finally:
+            for module, own in replaced:
+                del module.forward
+                if own is not None:
+                    module.forward = own
+
+    @contextlib.contextmanager
+    def for_this_thread(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Runs on a strand's thread: block calls on it are those of `micro_batch`."""
+        self._running[threading.get_ident()] = micro_batch
+        try:
+            yield
+        finally:
+            del self._running[threading.get_ident()]
+
+    def _intercept(
+        self, module: torch.nn.Module, forward: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def call_block(*args: Any, **kwargs: Any) -> Any:
+            micro_batch = self._running.get(threading.get_ident())
+            if micro_batch is None:
+                raise ConfigError(
+                    f"block {self._names[self._modules.index(module)]} was called outside the "
+                    "model's forward",
+                    why="only a forward is divided among the micro-batches; code that runs blocks "
+                    "again by itself (checkpointing) or in threads of its own cannot be followed",
+                    remedy="switch checkpointing off, and call blocks in `forward` itself",
+                )
+            self._check_order(micro_batch, module)
+            args, kwargs = self._without_weights(micro_batch, args, kwargs)
+            ambient = Ambient.here(self._device_types)
+            noting = micro_batch.attributes.around(module, forward, self._weights)
+            collection = active_collection()
+            if collection is not None:
+                noting = returning_collected(noting, collection)
+            outputs = micro_batch.ask_for_block(
+                BlockCall(
+                    forward=_within(contextvars.copy_context(), noting),
+                    args=args,
+                    kwargs=kwargs,
+                    ambient=ambient,
+                )
+            )
+            if collection is not None:
+                outputs, found = outputs
+                add_collected(collection, found)
+            return outputs
+
+        return call_block
+
+    def _without_weights(
+        self, micro_batch: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with copies in place of weights (and views of them), which are about to leave.
+
+        A weight is copied once per micro-batch and its copy used for every block, so that its
+        gradients are summed in one place. Runs on the strand's thread, under autograd.
+        """
+        copies = micro_batch.weight_copies
+
+        def copy(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) not in copies:
+                self._weights.refuse_absent(leaf, f"a block called by {where(micro_batch)}")
+                if not self._weights.holds(leaf):
+                    return leaf
+                copies[id(leaf)] = (leaf, leaf.clone())
+            return copies[id(leaf)][1]
+
+        leaves, spec = tree_flatten((args, kwargs))
+        kept: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
+            [copy(leaf) for leaf in leaves], spec
+        )
+        return kept
+
+    def _check_order(self, micro_batch: MicroBatch, module: torch.nn.Module) -> None:
+        position = micro_batch.num_blocks_entered
+        if position < len(self._modules) and self._modules[position] is module:
+            return
+        called = self._names[self._modules.index(module)]
+        due = self._names[position] if position < len(self._names) else "none"
+        raise ConfigError(
+            f"micro-batch {micro_batch.index} called block {called} where {due} was due",
+            why="every block must run exactly once per forward, in a fixed order, so that "
+            "its weights can be there in time",
+            remedy="switch off what skips or repeats layers (layer drop, early exit)",
+        )
+
+    def check_end(self, micro_batch: MicroBatch) -> None:
+        """Raise if the model returned without having called every block."""
+        if micro_batch.num_blocks_entered < len(self._names):
+            raise ConfigError(
+                f"micro-batch {micro_batch.index} called {micro_batch.num_blocks_entered} of "
+                f"{len(self._names)} blocks; {self._names[micro_batch.num_blocks_entered]} was due",
+                why="every block must run exactly once per forward, in a fixed order",
+                remedy="switch off what skips layers (layer drop, early exit)",
+            )
+
+
+def _within(variables: contextvars.Context, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward with the context variables of the thread that asks for it, each time anew."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return variables.copy().run(forward, *args, **kwargs)
+
+    return run
+
+
+def weighted_loss(
+    model: torch.nn.Module, batch: Any, loss_fn: LossFunction | None, factor: float
+) -> torch.Tensor:
+    """The loss of one micro-batch as it counts for its step."""
+    loss = loss_of(model, batch, loss_fn)
+    return loss if factor == 1.0 else loss * factor
+
+
+def loss_of(model: torch.nn.Module, batch: Any, loss_fn: LossFunction | None) -> torch.Tensor:
+    """The loss as the user defines it: `loss_fn(model, batch)` or that of `model(**batch)`."""
+    if loss_fn is not None:
+        loss: Any = loss_fn(model, batch)
+    else:
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"a micro-batch is a {type(batch).__name__}",
+                why="without a loss function the model is called as model(**batch)",
+                remedy="give dictionaries of keyword arguments, or a `loss_fn(model, batch)`",
+            )
+        output = model(**batch)
+        loss = getattr(output, "loss", None)
+        if loss is None and isinstance(output, Mapping):
+            loss = output.get("loss")
+        if loss is None and isinstance(output, (tuple, list)) and output:
+            loss = output[0]
+        if loss is None and isinstance(output, torch.Tensor):
+            loss = output
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
+        raise ConfigError(
+            f"the loss is not one number but {found}",
+            why="training follows the gradient of a scalar",
+            remedy="pass `labels` with the batch, or a `loss_fn(model, batch)` that reduces",
+        )
+    return loss
+
+
+def run_model(
+    micro_batch: MicroBatch,
+    *,
+    loss: Callable[[], torch.Tensor],
+    ambient: Ambient,
+    weights: Weights,
+    interceptor: BlockInterceptor,
+    enter_thread: Callable[[], contextlib.AbstractContextManager[Any]],
+    num_threads: int,
+    records_draws: bool,
+    modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
+) -> torch.Tensor:
+    """Runs on a strand's thread: the user's code, in the settings of the thread that drives."""
+    torch.set_num_threads(num_threads)  # counted per thread; sums may depend on it
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(enter_thread())
+        stack.enter_context(interceptor.for_this_thread(micro_batch))
+        stack.enter_context(ambient.applied())
+        stack.enter_context(weights_by_place(weights))
+        if records_draws:
+            stack.enter_context(DrawRecorder(micro_batch.draws))
+        for mode in modes:
+            stack.enter_context(mode)
+        stack.enter_context(PresenceMode(weights, lambda: f"in {where(micro_batch)}"))
+        result = loss()
+    interceptor.check_end(micro_batch)
+    return result
+
+
+def where(micro_batch: MicroBatch) -> str:
+    """Where a micro-batch stands, for messages."""
+    num_entered = micro_batch.num_blocks_entered
+    return f"micro-batch {micro_batch.index} ({num_entered} blocks entered)"

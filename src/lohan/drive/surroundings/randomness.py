@@ -1,0 +1,206 @@
+"""Random numbers: the state of the generators, and how far one micro-batch moves it.
+
+In plain training micro-batch 1 draws after micro-batch 0 has drawn everything. Layer-major order
+runs them side by side, so the state micro-batch 1 starts from must be known before micro-batch 0
+has finished. `DrawLedger` learns the draws of a batch shape once and then predicts them exactly.
+Owns no policy: an unknown amount is reported (`DrawsUnknown`), and the caller picks the order.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from lohan.drive.surroundings.host_randomness import HostDraw, HostState, draws_between
+from lohan.errors import ScheduleError
+
+RandomState = tuple[Any, ...]
+"""Python's and numpy's generators, the CPU's, its device's."""
+
+
+class DrawsUnknown(ScheduleError):
+    """A micro-batch drew random numbers in an amount that was not known before it ran."""
+
+
+class Generators:
+    """The global random generators a forward draws from: Python's and numpy's, torch's for the CPU
+    and its device."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = [device for device in devices if device.type not in ("cpu", "meta")]
+
+    def state(self) -> RandomState:
+        """A copy of the states."""
+        others = (torch.get_device_module(device).get_rng_state(device) for device in self._devices)
+        return (HostState.now(), torch.get_rng_state(), *others)
+
+    def set_state(self, state: RandomState) -> None:
+        """Continue from these states."""
+        host, cpu, *others = state
+        host.put_back()
+        torch.set_rng_state(cpu)
+        for device, own in zip(self._devices, others, strict=True):
+            torch.get_device_module(device).set_rng_state(own, device)
+
+
+def same_state(one: RandomState, other: RandomState) -> bool:
+    """Whether two states give the same random numbers."""
+    return bool(one[0] == other[0]) and all(
+        torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True)
+    )
+
+
+def host_draws(before: RandomState, after: RandomState) -> "list[Draw | HostDraw | None]":
+    """What was drawn from Python's and numpy's generators between two states."""
+    return list(draws_between(before[0], after[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """Stands for a tensor argument whose values do not matter."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self) -> torch.Tensor:
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One operator that drew random numbers, with shapes in place of tensors."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def repeat(self) -> None:
+        """Move the generators as the operator did."""
+        leaves, spec = tree_flatten((self.args, self.kwargs))
+        made = [leaf.make() if isinstance(leaf, _Like) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(made, spec)
+        self.func(*args, **kwargs)
+
+
+_READS_VALUES = (
+    # How much these draw, or whether they accept it, depends on the values of a tensor.
+    "aten::multinomial",
+    "aten::bernoulli.default",
+    "aten::bernoulli_.Tensor",
+    "aten::normal.Tensor_float",
+    "aten::normal.float_Tensor",
+    "aten::normal.Tensor_Tensor",
+    "aten::poisson",
+    "aten::rrelu_with_noise",
+    "aten::rrelu_with_noise_",
+    "aten::rrelu_with_noise_functional",
+    "aten::binomial",
+    "aten::_standard_gamma",
+    "aten::_sample_dirichlet",
+)
+
+
+class DrawRecorder(TorchDispatchMode):
+    """Notes every operator that draws from a default generator."""
+
+    def __init__(self, draws: list[Draw | HostDraw | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            name = func._schema.name
+            full_name = f"{name}.{func._overloadname}"
+            predictable = name not in _READS_VALUES and full_name not in _READS_VALUES
+            self._draws.append(self._note(func, args, kwargs) if predictable else None)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _note(func: Any, args: Any, kwargs: dict[str, Any]) -> Draw:
+        leaves, spec = tree_flatten((tuple(args), kwargs))
+        noted = [
+            _Like(tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in leaves
+        ]
+        return Draw(func, *tree_unflatten(noted, spec))
+
+
+class DrawLedger:
+    """What each batch shape was seen to draw; kept from step to step.
+
+    A shape that is not known is taken to draw nothing until it does (most models draw nothing).
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Draw | HostDraw, ...]] = {}
+        self.has_draws: dict[Hashable, bool] = {}
+        """By setting, whether any batch was found to draw; none before one was looked at."""
+
+    def learn(self, signature: Hashable, draws: Sequence[Draw | HostDraw | None]) -> None:
+        """Remember draws, unless one of them cannot be predicted."""
+        noted = tuple(draw for draw in draws if draw is not None)
+        if len(noted) == len(draws):
+            self._known[signature] = noted
+
+    def knows(self, signature: Hashable) -> bool:
+        """Whether the draws of such a batch were learned."""
+        return signature in self._known
+
+    def draws(self, signature: Hashable) -> bool:
+        """Whether such a batch draws anything, or cannot be predicted."""
+        return self._known.get(signature) != ()
+
+    def forget(self, signature: Hashable) -> None:
+        """Predictions for this shape turned out wrong."""
+        self._known.pop(signature, None)
+
+    def advance(self, signature: Hashable) -> None:
+        """Move the generators as a whole forward of such a batch would."""
+        for draw in self._known.get(signature, ()):
+            draw.repeat()
+
+
+def draw_setting(model: torch.nn.Module, loss_fn: Any) -> Hashable:
+    """What of a model, its loss and the process decides how much is drawn, beside the batch.
+
+    Not whether there will be gradients: a forward draws the same without. A loss function is known
+    by its code: many are made anew for every step.
+    """
+    modes = tuple(
+        (
+            part.training,
+            *(
+                value
+                for name, value in vars(part).items()
+                if isinstance(value, float) and (name == "p" or "drop" in name)
+            ),
+        )
+        for part in model.modules()
+    )
+    called = getattr(loss_fn, "func", loss_fn)
+    code = getattr(called, "__code__", None) or type(called)
+    return modes, code, torch.is_autocast_enabled("cpu")
+
+
+def signature_of(batch: object, *more: Hashable) -> Hashable:
+    """What the amount of random numbers depends on: shapes, types, devices and plain values."""
+    leaves, spec = tree_flatten(batch)
+    parts: list[Hashable] = [str(spec), *more]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            parts.append((tuple(leaf.shape), leaf.dtype, str(leaf.device)))
+        elif isinstance(leaf, (bool, int, float, str, bytes, type(None))):
+            parts.append(leaf)
+        else:
+            parts.append(type(leaf).__qualname__)
+    return tuple(parts)

@@ -1,0 +1,206 @@
+"""G16 on its way: one flat copy per block leaves the GPU, is squared for the norm, and waits.
+
+Owns the gradients of the steps under way, in RAM or spilled to SSD in the pieces their updates
+read. Where a device computes from main memory, the buffer is handed over. Called by lanes; the main
+thread leases the buffer a backward pass fills.
+"""
+
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lohan.device.device import Device
+from lohan.device.memory import DeviceMemory
+from lohan.drive import SegmentGradients
+from lohan.lanes.memory import LeaseBook, whole_pages
+from lohan.lanes.step_record import NonFinitePolicy, StepRecord, nonfinite_error
+from lohan.lanes.weight_map import position_cuts
+from lohan.lanes.weight_moves import RamSpan, over, part_of, wait_for
+from lohan.optimizer import LEAF_ELEMENTS, num_leaves, sum_of_squares
+from lohan.schedule.task import Lease, Task
+from lohan.ssd import Buffer, Priority
+from lohan.store import ActivationKey, ActivationStore, StateLayout, StoreTicket
+from lohan.vocabulary import BlockId, Lane
+
+_SPILLED = -1
+"""Stands in for the micro-batch in the key of a spilled gradient."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gradient:
+    """One block's gradient in one step."""
+
+    on_device: DeviceMemory | None = None
+    in_ram: Buffer | None = None
+    source: Lease | None = None
+    """What the buffer of the backward pass is leased as."""
+    is_complete: bool = False
+    is_spilled: bool = False
+
+
+class GradientMoves:
+    """Actions of G16 tasks. A gradient belongs to one lane at a time, by the schedule's order."""
+
+    def __init__(
+        self,
+        *,
+        layout: StateLayout,
+        book: LeaseBook,
+        device: Device,
+        spill: ActivationStore | None,
+        names: Mapping[BlockId, str],
+        num_pieces: Mapping[BlockId, int],
+        num_threads: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._layout, self._book, self._device, self._spill = layout, book, device, spill
+        self._names, self._num_pieces = names, num_pieces
+        self._num_threads, self._dtype = num_threads, dtype
+        self._gradients: dict[tuple[BlockId, int], _Gradient] = {}
+        self._lock = threading.Lock()
+
+    def buffer(self, block: BlockId, step: int, lease: Lease, num_bytes: int) -> torch.Tensor:
+        """Memory for a block's gradient while it is made. Runs on: the main thread."""
+        gradient = self._of(block, step)
+        gradient.source = lease
+        if self._device.shares_ram:
+            gradient.in_ram = self._book.ram_buffer(lease, num_bytes)
+            return over(gradient.in_ram, num_bytes)
+        gradient.on_device = self._book.device_memory(lease, num_bytes)
+        return gradient.on_device.bytes()
+
+    def complete(self, record: StepRecord, step: int, gradients: SegmentGradients) -> None:
+        """A block has gone backward. Runs on: the main thread."""
+        block = gradients.segment
+        self._of(block, step).is_complete = True
+        record.missing[block] = gradients.missing
+        record.leaf_sums[block] = np.zeros(num_leaves(self._layout.block(block).num_trainable))
+
+    def leave(self, task: Task, record: StepRecord) -> None:
+        """GPU -> RAM, wholly or in pieces; the squares are summed on the way. Runs on: the copy
+        lane.
+
+        Raises:
+            NonFiniteGradients: some are infinite or NaN, the policy is to stop, and no norm task
+                will look at them.
+        """
+        gradient = self._of(task.block, task.step)
+        if not gradient.is_complete:
+            return  # The block had no backward pass, or trains nothing.
+        count_positions = self._layout.block(task.block).num_trainable
+        number, count = part_of(task)
+        if gradient.on_device is not None and gradient.in_ram is None:
+            waiting = task.leases[0]
+            gradient.in_ram = self._book.ram_buffer(waiting, 2 * count_positions)
+        elif self._device.shares_ram and number == 0:
+            assert gradient.source is not None
+            self._book.move(gradient.source, task.leases[0])
+        assert gradient.in_ram is not None
+        cuts = position_cuts(count_positions, count)
+        begin, end = cuts[number], cuts[number + 1]
+        if begin == end:
+            return
+        if gradient.on_device is not None:
+            span = RamSpan(gradient.in_ram.address + 2 * begin, 2 * (end - begin), gradient.in_ram)
+            source = gradient.on_device.bytes()[2 * begin : 2 * end]
+            self._device.wait(self._device.copy_async(span, source, lane=Lane.GPU_TO_RAM))
+        sums = np.zeros(num_leaves(end - begin))
+        values = self._tensor(gradient.in_ram, begin, end)
+        num_bad = sum_of_squares(values, sums, num_threads=self._num_threads)
+        record.add_sums(task.block, sums, begin // LEAF_ELEMENTS, num_bad)
+        if num_bad and not record.waits_for_norm and record.policy is NonFinitePolicy.STOP:
+            found = {task.block: record.num_nonfinite[task.block]}
+            raise nonfinite_error(record.number, found, self._names)
+
+    def spill(self, task: Task) -> None:
+        """RAM -> SSD, in the pieces that updates read. Runs on: the write lane."""
+        gradient = self._of(task.block, task.step)
+        if gradient.in_ram is None:
+            return
+        assert self._spill is not None
+        tickets: list[StoreTicket] = []
+        try:
+            for number, (begin, end) in enumerate(self._pieces(task.block)):
+                if begin < end:
+                    tickets.append(
+                        self._spill.start_put(
+                            _key(task.block, task.step, number),
+                            gradient.in_ram,
+                            2 * (end - begin),
+                            offset_bytes=2 * begin,
+                        )
+                    )
+        finally:
+            wait_for(self._spill, tickets)
+        gradient.in_ram, gradient.is_spilled = None, True
+
+    # What updates use --------------------------------------------------------------------------
+
+    def exists(self, block: BlockId, step: int) -> bool:
+        """Whether a block has a gradient in a step at all."""
+        gradient = self._gradients.get((block, step))
+        return gradient is not None and gradient.is_complete
+
+    def spilled_bytes(self, block: BlockId, step: int, number: int) -> int:
+        """Bytes, in whole pages, of a piece that must be read back; 0 if it is in RAM."""
+        gradient = self._gradients.get((block, step))
+        if gradient is None or not gradient.is_spilled:
+            return 0
+        begin, end = self._pieces(block)[number]
+        return whole_pages(2 * (end - begin))
+
+    def start_read(
+        self, block: BlockId, step: int, number: int, memory: Buffer, offset_bytes: int
+    ) -> StoreTicket:
+        """Read a spilled piece back."""
+        assert self._spill is not None
+        return self._spill.start_get(
+            _key(block, step, number),
+            memory,
+            offset_bytes=offset_bytes,
+            priority=Priority.PREFETCH,
+        )
+
+    def finish_reads(self, tickets: list[StoreTicket]) -> None:
+        """Wait for pieces, and give their places on SSD up."""
+        if not tickets:
+            return
+        assert self._spill is not None
+        wait_for(self._spill, tickets)
+        for ticket in tickets:
+            assert isinstance(ticket.key, ActivationKey)
+            self._spill.drop(ticket.key)
+
+    def values(self, block: BlockId, step: int, begin: int, end: int) -> torch.Tensor | None:
+        """Positions [begin, end) of a gradient in RAM; None if it was spilled."""
+        gradient = self._of(block, step)
+        return None if gradient.in_ram is None else self._tensor(gradient.in_ram, begin, end)
+
+    def forget(self, block: BlockId, step: int) -> None:
+        """The update of a block is done; the lease ends with its task."""
+        with self._lock:
+            self._gradients.pop((block, step), None)
+
+    def clear(self) -> None:
+        """Forget everything: after a failure."""
+        with self._lock:
+            self._gradients.clear()
+
+    def _of(self, block: BlockId, step: int) -> _Gradient:
+        with self._lock:
+            return self._gradients.setdefault((block, step), _Gradient())
+
+    def _pieces(self, block: BlockId) -> list[tuple[int, int]]:
+        cuts = position_cuts(self._layout.block(block).num_trainable, self._num_pieces[block])
+        return list(itertools.pairwise(cuts))
+
+    def _tensor(self, buffer: Buffer, begin: int, end: int) -> torch.Tensor:
+        return over(buffer, 2 * (end - begin), 2 * begin).view(self._dtype)
+
+
+def _key(block: BlockId, step: int, number: int) -> ActivationKey:
+    return ActivationKey(step=step, micro_batch=_SPILLED, block=block, operator=number)

@@ -1,0 +1,209 @@
+"""Memory behind the leases of a schedule: exact sizes, kept for reuse, never above the budget.
+
+Owns host buffers (page-aligned, pinned for the device) and which lease holds which memory. When a
+lease may be taken is the schedule's business (`executor`); here a lease that finds no room is a
+mistake and an error. Called by the actions of lanes, on their threads.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lohan.device.device import Device
+from lohan.device.memory import DeviceMemory
+from lohan.errors import HardwareError, ScheduleError
+from lohan.schedule.task import Lease
+from lohan.ssd import ALIGNMENT_BYTES, Buffer, BufferPool
+from lohan.units import format_bytes
+
+
+def whole_pages(nbytes: int) -> int:
+    """Bytes rounded up to what drives move directly."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def try_to_pin(
+    device: Device, address: int, nbytes: int, on_refused: Callable[[HardwareError], None]
+) -> bool:
+    """Pin memory. Where the system refuses, copies still work, only slower: it is told."""
+    try:
+        device.pin(address, nbytes)
+    except HardwareError as error:
+        on_refused(error)
+        return False
+    return True
+
+
+class RamMemory:
+    """Aligned main memory within one budget; freed buffers wait for the next of their size.
+
+    Runs on: any thread. May block: for as long as new pages take to exist.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        device: Device,
+        *,
+        on_refused_pin: Callable[[HardwareError], None] = lambda _: None,
+    ) -> None:
+        """`on_refused_pin` is told of memory the system does not pin, on the thread that asked."""
+        self.budget_bytes = budget_bytes
+        self._on_refused_pin = on_refused_pin
+        self._device = device
+        self._pool = BufferPool(name="schedule buffers", slot_bytes=1, num_slots=0)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[Buffer]] = {}
+        self._waiting_bytes = 0
+        self._in_use_bytes = 0
+        self._peak_bytes = 0
+        self._pinned: set[int] = set()
+        self._is_closed = False
+
+    @property
+    def in_use_bytes(self) -> int:
+        """Bytes of leased buffers."""
+        return self._in_use_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes held at once, leased or waiting."""
+        return self._peak_bytes
+
+    def allocate(self, nbytes: int) -> Buffer:
+        """A buffer of `nbytes` in whole pages.
+
+        Raises:
+            ScheduleError: the budget would be exceeded: the schedule's pools do not hold.
+        """
+        nbytes = whole_pages(max(1, nbytes))
+        with self._lock:
+            if self._in_use_bytes + nbytes > self.budget_bytes:
+                raise ScheduleError(
+                    f"{format_bytes(nbytes)} of RAM were asked for with "
+                    f"{format_bytes(self._in_use_bytes)} of {format_bytes(self.budget_bytes)} in "
+                    "use",
+                    why="pools are sized so that leases always fit",
+                    remedy="report this; it is a mistake of lohan",
+                )
+            self._in_use_bytes += nbytes
+            alike = self._waiting.get(nbytes)
+            if alike:
+                self._waiting_bytes -= nbytes
+                return alike.pop()
+            gone = self._evict(self._in_use_bytes + self._waiting_bytes - self.budget_bytes)
+            held = self._in_use_bytes + self._waiting_bytes
+            self._peak_bytes = max(self._peak_bytes, held)
+        for buffer in gone:
+            self._let_go(buffer)
+        try:
+            buffer = self._pool.allocate(nbytes)
+        except BaseException:
+            with self._lock:
+                self._in_use_bytes -= nbytes
+            raise
+        if try_to_pin(self._device, buffer.address, nbytes, self._on_refused_pin):
+            with self._lock:
+                self._pinned.add(buffer.address)
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        """Give a buffer back."""
+        with self._lock:
+            self._in_use_bytes -= buffer.nbytes
+            self._waiting_bytes += buffer.nbytes
+            self._waiting.setdefault(buffer.nbytes, []).append(buffer)
+
+    def close(self) -> None:
+        """Give everything to the system, leased or not. Twice is fine."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            gone = [buffer for alike in self._waiting.values() for buffer in alike]
+            self._waiting.clear()
+        for buffer in gone:
+            self._let_go(buffer)
+
+    def _evict(self, nbytes: int) -> list[Buffer]:
+        """With the lock held: the largest waiting buffers that make up `nbytes`."""
+        gone = []
+        for size in sorted(self._waiting, reverse=True):
+            alike = self._waiting[size]
+            while alike and nbytes > 0:
+                gone.append(alike.pop())
+                nbytes -= size
+                self._waiting_bytes -= size
+        return gone
+
+    def _let_go(self, buffer: Buffer) -> None:
+        with self._lock:
+            is_pinned = buffer.address in self._pinned
+            self._pinned.discard(buffer.address)
+        if is_pinned:
+            self._device.unpin(buffer.address)
+        self._pool.take_back(buffer)
+
+
+@dataclass(slots=True)
+class _Held:
+    memory: Buffer | DeviceMemory
+
+
+class LeaseBook:
+    """Which memory each lease holds. Runs on: any thread; a lease has one owner at a time."""
+
+    def __init__(self, host: RamMemory, device: Device) -> None:
+        self.host, self.device = host, device
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, str], _Held] = {}
+
+    def ram_buffer(self, lease: Lease, nbytes: int) -> Buffer:
+        """Take main memory for a lease."""
+        buffer = self.host.allocate(nbytes)
+        self._enter(lease, buffer)
+        return buffer
+
+    def device_memory(self, lease: Lease, nbytes: int) -> DeviceMemory:
+        """Take device memory for a lease."""
+        memory = self.device.alloc(nbytes)
+        self._enter(lease, memory)
+        return memory
+
+    def move(self, source: Lease, target: Lease) -> None:
+        """Hand the memory of one lease over to another: a copy that need not happen."""
+        with self._lock:
+            self._held[target.pool, target.key] = self._held.pop((source.pool, source.key))
+
+    def give_back(self, lease: Lease) -> None:
+        """A lease ends: free its memory, if it holds any."""
+        with self._lock:
+            held = self._held.pop((lease.pool, lease.key), None)
+        if held is not None:
+            self._free(held)
+
+    def clear(self) -> None:
+        """Free everything; nothing may be in flight."""
+        with self._lock:
+            left = list(self._held.values())
+            self._held.clear()
+        for held in left:
+            self._free(held)
+
+    def _enter(self, lease: Lease, memory: Buffer | DeviceMemory) -> None:
+        with self._lock:
+            is_taken = (lease.pool, lease.key) in self._held
+            self._held.setdefault((lease.pool, lease.key), _Held(memory))
+        if is_taken:
+            self._free(_Held(memory))
+            raise ScheduleError(
+                f"the lease {lease.key} of pool {lease.pool} has memory already",
+                why="it would be lost",
+                remedy="report this; it is a mistake of lohan",
+            )
+
+    def _free(self, held: _Held) -> None:
+        if isinstance(held.memory, DeviceMemory):
+            self.device.free(held.memory)
+        else:
+            self.host.free(held.memory)

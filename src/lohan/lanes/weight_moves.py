@@ -1,0 +1,279 @@
+"""P16 on its way: SSD -> RAM -> GPU, in place for a segment's work, and gone again.
+
+Owns the buffers of weights in flight, by fetch (block, pass, step). Where a device computes from
+main memory, the buffer that was read is handed over and nothing is copied. When each move runs is
+the schedule's; weights that wait in RAM straight from their update are put here by `updates`.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from lohan.device.device import Device
+from lohan.device.memory import DeviceMemory
+from lohan.drive.weights.parameter_views import ParameterSet
+from lohan.errors import ScheduleError
+from lohan.lanes.memory import LeaseBook
+from lohan.lanes.weight_map import SegmentWeights, WeightPiece, position_cuts
+from lohan.schedule.task import Lease, Task
+from lohan.ssd import Buffer, Priority
+from lohan.store import ActivationStore, Part, StateStore, StoreTicket
+from lohan.vocabulary import BlockId, Lane
+
+Fetch = tuple[BlockId, str, int]
+"""Block, pass ("forward" or "backward") and step."""
+
+
+@dataclass(slots=True)
+class RamSpan:
+    """Some bytes of main memory, as an end of a copy."""
+
+    address: int
+    nbytes: int
+    owner: object
+
+
+@dataclass(slots=True, kw_only=True)
+class _InFlight:
+    """The weights of one fetch."""
+
+    read: Buffer | None = None
+    """What came from SSD."""
+    offsets: dict[WeightPiece, int] = field(default_factory=dict)
+    """Where in it each piece lies."""
+    on_device: DeviceMemory | None = None
+    in_place: torch.Tensor | None = None
+    """Main memory the device computes from."""
+
+
+def fetch_of(task: Task) -> Fetch:
+    """Which fetch a P16 task belongs to."""
+    return task.block, task.part.split(" ")[0], task.step
+
+
+class WeightMoves:
+    """Actions of P16 tasks, and binding. Lane threads move, the main thread binds."""
+
+    def __init__(
+        self,
+        *,
+        store: StateStore,
+        weights: Mapping[BlockId, SegmentWeights],
+        sets: Mapping[BlockId, ParameterSet],
+        book: LeaseBook,
+        device: Device,
+    ) -> None:
+        self._store, self._weights, self._sets = store, weights, sets
+        self._book, self._device = book, device
+        self._in_flight: dict[Fetch, _InFlight] = {}
+        self._fresh: dict[BlockId, tuple[Lease, Buffer]] = {}
+        self._held: dict[tuple[BlockId, int], tuple[Buffer, int]] = {}
+
+    # Moves -------------------------------------------------------------------------------------
+
+    def read(self, task: Task) -> None:
+        """SSD -> RAM. Runs on: the read lane."""
+        pieces = [piece for piece in self._weights[task.block].pieces if self._is_on_ssd(piece)]
+        if task.block in self._fresh and task.part.startswith("forward"):
+            pieces = [one for one in pieces if not self._comes_fresh(task.block, one)]
+        lease = task.leases[0]
+        total_bytes = sum(piece.nbytes for piece in pieces)
+        buffer = self._book.ram_buffer(lease, total_bytes)
+        offsets, end_bytes = {}, 0
+        tickets: list[StoreTicket] = []
+        try:
+            for piece in pieces:
+                offsets[piece] = end_bytes
+                tickets.append(
+                    self._store.start_read(
+                        piece.owner,
+                        piece.part,
+                        piece.begin,
+                        piece.end,
+                        buffer,
+                        offset_bytes=end_bytes,
+                        priority=Priority.COMPUTE_WAITS,
+                    )
+                )
+                end_bytes += piece.nbytes
+        finally:
+            wait_for(self._store, tickets)
+        self._in_flight[fetch_of(task)] = _InFlight(read=buffer, offsets=offsets)
+        if lease.pool == "held":
+            own = self._weights[task.block].piece(Part.P16, task.block)
+            if own is not None:
+                self._held[task.block, task.step] = (buffer, offsets[own])
+
+    def copy(self, task: Task) -> None:
+        """RAM -> GPU, wholly or one piece of it. Runs on: the copy lane."""
+        flight = self._in_flight.setdefault(fetch_of(task), _InFlight())
+        weights = self._weights[task.block]
+        lease = task.leases[0] if task.leases else None
+        if self._device.shares_ram:
+            if lease is not None:
+                self._hand_over(task, flight, weights, lease)
+            return
+        if lease is not None:
+            flight.on_device = self._book.device_memory(lease, weights.num_bytes)
+        assert flight.on_device is not None
+        number, count = part_of(task)
+        events = []
+        for piece in weights.pieces:
+            for source, offset_bytes, nbytes in self._sources(flight, piece, number, count):
+                target = flight.on_device.bytes()
+                begin = piece.offset_bytes + offset_bytes
+                events.append(
+                    self._device.copy_async(
+                        target[begin : begin + nbytes], source, lane=Lane.RAM_TO_GPU
+                    )
+                )
+        for event in events:
+            self._device.wait(event)
+        if number == count - 1:
+            self._taken(task)
+
+    def _sources(
+        self, flight: _InFlight, piece: WeightPiece, number: int, count: int
+    ) -> list[tuple[RamSpan, int, int]]:
+        """Main memory that holds a piece, or the given cut of it; offset within it, bytes."""
+        if piece.part is Part.FROZEN16 or count == 1:
+            if number:
+                return []
+            begin_bytes, end_bytes = 0, piece.nbytes
+        else:
+            cuts = position_cuts(piece.end - piece.begin, count)
+            begin_bytes = 2 * cuts[number]
+            end_bytes = 2 * cuts[number + 1] if number < count - 1 else piece.nbytes
+        if begin_bytes == end_bytes:
+            return []
+        memory, at = self._ram_of(flight, piece)
+        span = RamSpan(memory.address + at + begin_bytes, end_bytes - begin_bytes, memory)
+        return [(span, begin_bytes, end_bytes - begin_bytes)]
+
+    def _ram_of(self, flight: _InFlight, piece: WeightPiece) -> tuple[Buffer, int]:
+        if piece in flight.offsets:
+            assert flight.read is not None
+            return flight.read, flight.offsets[piece]
+        resident = self._store.resident_buffer(piece.owner, piece.part)
+        if resident is not None:
+            return resident, piece.in_part.offset_bytes
+        if piece.owner in self._fresh:
+            return self._fresh[piece.owner][1], piece.in_part.offset_bytes
+        raise ScheduleError(
+            f"{piece.part} of block {piece.owner} is needed and not in RAM",
+            why="its read must come before the copy",
+            remedy="report this schedule; it is a mistake of lohan",
+        )
+
+    def _hand_over(
+        self, task: Task, flight: _InFlight, weights: SegmentWeights, lease: Lease
+    ) -> None:
+        """Compute from the memory the weights are in, if they are all in one."""
+        first = weights.pieces[0]
+        is_one = len(weights.pieces) == 1
+        if flight.read is not None and len(flight.offsets) == len(weights.pieces):
+            flight.in_place = over(flight.read, weights.num_bytes)
+            # A held buffer stays leased until its update, which comes after this pass.
+            for source in task.returns:
+                if source.pool == "ring":
+                    self._book.move(source, lease)
+        elif is_one and self._store.resident_buffer(first.owner, first.part) is not None:
+            memory, at = self._ram_of(flight, first)
+            flight.in_place = over(memory, first.nbytes, at)
+        elif is_one and first.owner in self._fresh and first.owner == task.block:
+            fresh_lease, buffer = self._fresh[first.owner]
+            flight.in_place = over(buffer, first.nbytes)
+            self._book.move(fresh_lease, lease)
+        else:
+            buffer = self._book.ram_buffer(lease, weights.num_bytes)
+            flight.in_place = over(buffer, weights.num_bytes)
+            for piece in weights.pieces:
+                memory, at = self._ram_of(flight, piece)
+                ctypes.memmove(
+                    buffer.address + piece.offset_bytes, memory.address + at, piece.nbytes
+                )
+        self._taken(task)
+
+    def _taken(self, task: Task) -> None:
+        if task.part.startswith("forward"):
+            self._fresh.pop(task.block, None)
+
+    # Binding -----------------------------------------------------------------------------------
+
+    def is_in_flight(self, block: BlockId, pass_name: str, step: int) -> bool:
+        """Whether a segment's weights have come (those of a lookup do not, for its backward)."""
+        return (block, pass_name, step) in self._in_flight
+
+    def bind(self, block: BlockId, pass_name: str, step: int) -> None:
+        """Put a segment's weights in place. Runs on: the main thread."""
+        weights = self._weights[block]
+        if not weights.pieces:
+            return
+        flight = self._in_flight[block, pass_name, step]
+        if flight.on_device is not None:
+            flat = flight.on_device.bytes()
+        else:
+            assert flight.in_place is not None
+            flat = flight.in_place
+        for owner, layout in weights.layouts.items():
+            self._sets[owner].bind(flat, layout)
+
+    def release(self, block: BlockId, pass_name: str, step: int) -> None:
+        """Take a segment's weights out; their lease ends with the task. Runs on: the main
+        thread."""
+        for owner in self._weights[block].layouts:
+            self._sets[owner].release()
+        self._in_flight.pop((block, pass_name, step), None)
+
+    # What updates use --------------------------------------------------------------------------
+
+    def put_fresh(self, block: BlockId, lease: Lease, buffer: Buffer) -> None:
+        """New weights, straight from their update, for the next forward pass."""
+        self._fresh[block] = (lease, buffer)
+
+    def take_held(self, block: BlockId, step: int) -> tuple[Buffer, int] | None:
+        """Weights the backward pass read, and where in the buffer they begin."""
+        return self._held.get((block, step))
+
+    def forget_held(self, block: BlockId, step: int) -> None:
+        """The update is done with them."""
+        self._held.pop((block, step), None)
+
+    def clear(self) -> None:
+        """Forget everything: after a failure."""
+        for own in self._sets.values():
+            own.release()
+        self._in_flight.clear()
+        self._fresh.clear()
+        self._held.clear()
+
+    def _is_on_ssd(self, piece: WeightPiece) -> bool:
+        return self._store.resident_buffer(piece.owner, piece.part) is None
+
+    def _comes_fresh(self, block: BlockId, piece: WeightPiece) -> bool:
+        return piece.owner == block and piece.part is Part.P16
+
+
+def over(buffer: Buffer, nbytes: int, offset_bytes: int = 0) -> torch.Tensor:
+    """Part of a buffer as a flat tensor of bytes."""
+    return torch.frombuffer(
+        buffer.view[offset_bytes : offset_bytes + nbytes], dtype=torch.uint8, count=nbytes
+    )
+
+
+def part_of(task: Task) -> tuple[int, int]:
+    """Which piece of how many a task's `part` names: ("forward 2/4" is (1, 4))."""
+    label = task.part.rpartition(" ")[2]
+    if "/" not in label:
+        return 0, 1
+    number, _, count = label.partition("/")
+    return int(number) - 1, int(count)
+
+
+def wait_for(store: StateStore | ActivationStore, tickets: list[StoreTicket]) -> None:
+    """Wait for all of several requests, and raise the first error after the last has ended."""
+    errors = [error for error in map(store.settle, tickets) if error is not None]
+    if errors:
+        raise errors[0]

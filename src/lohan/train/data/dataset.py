@@ -1,0 +1,205 @@
+"""Training rows from files to the table TRL takes.
+
+Owns checking every row before anything is trained, the table's column types, and finding the row a
+chat template refuses. Reading files is in `row_files`, their meaning in `row_formats`. Called by
+`fine_tune` and by the preview.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lohan.errors import ConfigError
+from lohan.train.data.row_files import Row, check_file, read_rows
+from lohan.train.data.row_formats import RowFormat, convert, recognise
+
+_HASH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRows:
+    """A checked table."""
+
+    table: Any
+    """`datasets.Dataset` with TRL's columns."""
+    format_name: str
+    is_chat: bool
+    files_hash: str
+    """SHA-256 of the files, or of the name of a hub data set."""
+
+
+def load_rows(
+    paths: Sequence[str], *, cache: pathlib.Path | None = None, text_column: str | None = None
+) -> TrainingRows:
+    """Read files, check every row and put them into one table.
+
+    Args:
+        paths: files, or the id of one data set on the hub.
+        cache: folder for the table, which is read from disk; None keeps it in RAM.
+        text_column: a column to train on as it is.
+
+    Raises:
+        ConfigError: a file or row cannot be used; it is named.
+    """
+    import datasets
+
+    files_hash = _hash_files(paths)
+    form, columns, first = _check_rows(paths, text_column)
+    features = datasets.Features(
+        {name: _feature(first.get(name, ""), datasets) for name in columns}
+    )
+
+    def rows(_hash: str) -> Iterator[dict[str, Any]]:
+        # The hash is an argument so that a changed file is not taken from an old table.
+        for row in _all_rows(paths):
+            converted = convert(row, form)
+            yield {name: converted.get(name) for name in columns}
+
+    if cache is None:
+        table = datasets.Dataset.from_list(list(rows(files_hash)), features=features)
+    else:
+        cache.mkdir(parents=True, exist_ok=True)
+        table = datasets.Dataset.from_generator(
+            rows,
+            features=features,
+            cache_dir=str(cache),
+            gen_kwargs={"_hash": files_hash},
+            fingerprint=files_hash[:16],
+        )
+    return TrainingRows(
+        table=table,
+        format_name=form.name,
+        is_chat=form.is_chat(first),
+        files_hash=files_hash,
+    )
+
+
+def _feature(value: Any, datasets: Any) -> Any:
+    # Messages of one table may have different keys (tool calls), so each is kept as JSON.
+    return datasets.List(datasets.Json()) if isinstance(value, list) else datasets.Value("string")
+
+
+def _check_rows(
+    paths: Sequence[str], text_column: str | None
+) -> tuple[RowFormat, list[str], dict[str, Any]]:
+    """Convert every row once: the form, the columns that occur, and the first converted row."""
+    form: RowFormat | None = None
+    columns: dict[str, None] = {}
+    first: dict[str, Any] = {}
+    for row in _all_rows(paths):
+        if form is None:
+            form = recognise(row, text_column=text_column)
+        converted = convert(row, form)
+        first = first or converted
+        if form.is_chat(converted) != form.is_chat(first):
+            raise ConfigError(
+                f"{row.place} is text where the rows before are messages, or the other way round",
+                why="one table holds rows of one kind",
+                remedy="put rows of different kinds into different files",
+            )
+        columns.update(dict.fromkeys(converted))
+    assert form is not None, "read_rows refuses a file without rows"
+    return form, list(columns), first
+
+
+def _all_rows(paths: Sequence[str]) -> Iterator[Row]:
+    for path in paths:
+        if _is_hub_id(path):
+            yield from _hub_rows(path)
+        else:
+            yield from read_rows(pathlib.Path(os.path.expanduser(path)))
+
+
+def _is_hub_id(path: str) -> bool:
+    is_path = os.path.exists(os.path.expanduser(path)) or pathlib.Path(path).suffix != ""
+    return not is_path and path.count("/") == 1 and not path.startswith((".", "/", "~"))
+
+
+def _hub_rows(name: str) -> Iterator[Row]:
+    import datasets
+
+    try:
+        table = datasets.load_dataset(name, split="train")
+    except Exception as error:  # the hub's client has many
+        raise ConfigError(
+            f"the data set {name} cannot be loaded",
+            why=" ".join(str(error).split())[:300],
+            remedy="check the name and the network, or give a file",
+        ) from error
+    for number, fields in enumerate(table, start=1):
+        yield Row(place=f"{name} row {number}", fields=dict(fields))
+
+
+def _hash_files(paths: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        if _is_hub_id(path):
+            digest.update(path.encode())
+            continue
+        place = pathlib.Path(os.path.expanduser(path))
+        check_file(place)
+        try:
+            with open(place, "rb") as file:
+                while piece := file.read(_HASH_BYTES):
+                    digest.update(piece)
+        except OSError as error:
+            raise ConfigError(
+                f"{place} cannot be read",
+                why=str(error.strerror),
+                remedy="check its permissions and the drive",
+            ) from error
+    return digest.hexdigest()
+
+
+def refuse_missing_template(rows: TrainingRows, tokenizer: Any, model: str) -> None:
+    """Refuse chat rows for a model whose tokenizer cannot render them.
+
+    Raises:
+        ConfigError: there is no chat template.
+    """
+    if rows.is_chat and not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"the tokenizer of {model} has no chat template",
+            why=f"rows of the form {rows.format_name} are conversations",
+            remedy="give one with chat_template_path (a .jinja file or another model), or give "
+            "rows with a text column",
+        )
+
+
+def find_refused_row(
+    rows: TrainingRows,
+    tokenizer: Any,
+    template: str | None = None,
+    *,
+    needs_answers: bool = False,
+) -> tuple[int, str] | None:
+    """The first row the chat template refuses, counted from 1, and what it said.
+
+    Used when preparing the table failed: rendering row by row tells which one it was.
+
+    Args:
+        rows: chats.
+        tokenizer: theirs.
+        template: what they are rendered with instead of the tokenizer's own.
+        needs_answers: a row without one is refused too.
+    """
+    for number, row in enumerate(rows.table, start=1):
+        messages = row.get("messages") or [*(row.get("prompt") or []), *(row["completion"] or [])]
+        tools = json.loads(row.get("tools") or "null")
+        try:
+            tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=template, tokenize=False
+            )
+        except Exception as error:  # whatever a template raises
+            return number, f"{' '.join(str(error).split())} ({_roles(messages)})"
+        if needs_answers and not any(message.get("role") == "assistant" for message in messages):
+            return number, f"no message is the assistant's ({_roles(messages)})"
+    return None
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
+    return f"roles: {', '.join(str(message.get('role')) for message in messages)}"

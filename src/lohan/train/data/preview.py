@@ -1,0 +1,153 @@
+"""What the model will be trained on: rendered text with the loss mask, and lengths in tokens.
+
+Owns the preview's numbers and pieces; printing is the command line's. The rows are prepared by
+TRL's own code, so the mask shown is the mask trained with. Called by `lohan data preview`.
+"""
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lohan.errors import ConfigError
+from lohan.train.data.dataset import TrainingRows, find_refused_row, refuse_missing_template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of text of which all tokens count for the loss, or none."""
+
+    text: str
+    is_trained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPreview:
+    """One row as tokens."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    num_tokens: int
+    num_trained_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPreview:
+    """Some rows, and the lengths of all."""
+
+    rows: tuple[RowPreview, ...]
+    num_rows: int
+    num_tokens: int
+    num_trained_tokens: int
+    longest_tokens: int
+    num_truncated: int
+    """Rows longer than `max_length`."""
+    num_dropped: int
+    """Rows of which truncation leaves nothing to train on."""
+    max_length: int | None
+
+
+def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) -> Any:
+    """Tokens and labels of every row, whole, by TRL's own preparation.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template, it refuses a row, which is named, or only
+            answers are to be trained on and rows are no chats.
+    """
+    import copy
+
+    import trl
+
+    from lohan.train.data.answer_marks import answer_template
+
+    refuse_missing_template(rows, tokenizer, model)
+    whole = copy.copy(args)
+    whole.max_length, whole.packing, whole.shuffle_dataset = None, False, False
+    template = answer_template(rows, tokenizer, args)
+    is_completion = args.completion_only_loss
+    if is_completion is None:
+        is_completion = "completion" in rows.table.column_names
+    # The attributes of a trainer that its preparation reads.
+    trainer: Any = types.SimpleNamespace(
+        _tokenizer=tokenizer, chat_template=template, completion_only_loss=is_completion
+    )
+    with explained_rows(rows, tokenizer, args, template):
+        return trl.SFTTrainer._prepare_dataset(
+            trainer, rows.table, tokenizer, whole, False, None, "preview"
+        )
+
+
+class explained_rows:
+    """Within it, an error of a chat template names the row."""
+
+    def __init__(self, rows: TrainingRows, tokenizer: Any, args: Any, template: str | None) -> None:
+        self._rows, self._tokenizer, self._template = rows, tokenizer, template
+        self._needs_answers = args.assistant_only_loss
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
+        if not isinstance(error, Exception) or not self._rows.is_chat:
+            return
+        found = find_refused_row(
+            self._rows, self._tokenizer, self._template, needs_answers=self._needs_answers
+        )
+        if found is None:
+            return
+        number, why = found
+        raise ConfigError(
+            f"the chat template refuses row {number}",
+            why=why,
+            remedy="correct or delete the row, or give another template with chat_template_path",
+        ) from error
+
+
+def preview_rows(
+    prepared: Any, tokenizer: Any, *, num_shown: int, max_length: int | None
+) -> DataPreview:
+    """Count all rows and lay out the first ones."""
+    totals = {"tokens": 0, "trained": 0, "longest": 0, "truncated": 0, "dropped": 0}
+    shown = []
+    for number, row in enumerate(prepared, start=1):
+        tokens, labels = row["input_ids"], row["labels"]
+        trained = sum(label != -100 for label in labels)
+        totals["tokens"] += len(tokens)
+        totals["trained"] += trained
+        totals["longest"] = max(totals["longest"], len(tokens))
+        if max_length is not None and len(tokens) > max_length:
+            totals["truncated"] += 1
+            totals["dropped"] += all(label == -100 for label in labels[:max_length])
+        if number <= num_shown:
+            shown.append(
+                RowPreview(
+                    number=number,
+                    pieces=_pieces(tokens, labels, tokenizer),
+                    num_tokens=len(tokens),
+                    num_trained_tokens=trained,
+                )
+            )
+    return DataPreview(
+        rows=tuple(shown),
+        num_rows=len(prepared),
+        num_tokens=totals["tokens"],
+        num_trained_tokens=totals["trained"],
+        longest_tokens=totals["longest"],
+        num_truncated=totals["truncated"],
+        num_dropped=totals["dropped"],
+        max_length=max_length,
+    )
+
+
+def _pieces(tokens: Sequence[int], labels: Sequence[int], tokenizer: Any) -> tuple[Piece, ...]:
+    """Stretches of equal mask; each is decoded as a whole, so that no letter is cut in two."""
+    pieces: list[Piece] = []
+    begin = 0
+    for end in range(1, len(tokens) + 1):
+        is_trained = labels[begin] != -100
+        if end < len(tokens) and (labels[end] != -100) == is_trained:
+            continue
+        text = tokenizer.decode(tokens[begin:end], skip_special_tokens=False)
+        pieces.append(Piece(text=text, is_trained=is_trained))
+        begin = end
+    return tuple(pieces)

@@ -1,0 +1,298 @@
+"""OUT/checkpoint-N and run.json: what a run needs to continue, apart from the states.
+
+Owns the names, the content and the checks of these files: trainer state, random generators,
+scheduler, arguments, and what the rows and the model were. The states themselves are sealed by the
+engine, or copied by `archive`. Called by the trainer.
+
+Note "hashes from the seal down". A seal names the hash of the list of its folder's files, the list
+names a hash of each, and `read_resume` reads nothing that does not match.
+"""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lohan.durable_files import publish_directory, restore_directory, write_json
+from lohan.errors import CheckpointError, ConfigError, Corrupt
+from lohan.train.weights.archive import INDEX_NAME, check_states
+from lohan.train.weights.file_list import (
+    LIST_NAME,
+    check_files,
+    files_below,
+    hash_file,
+    hash_files,
+    read_list,
+    write_list,
+)
+from lohan.train.weights.model_identity import as_json, differences, refuse_other_model
+from lohan.working_folder import RUN_NAME, make_working_folder, working_folder
+
+RESUME_NAME = "resume.json"
+TRAINER_NAME = "trainer_state.json"
+STATES_FOLDER = "states"
+VERSION = 2
+UNLISTED_VERSION = 1
+"""Of folders of older releases, which have no list of their files."""
+LIST_HASH = "files_sha256"
+"""In a seal: the hash of the list in its folder."""
+_RUN_VERSION = 1
+_INDEX = f"{STATES_FOLDER}/{INDEX_NAME}"
+# Arguments that change no bit of the weights, so they may differ when a run is continued.
+_MAY_DIFFER = frozenset(
+    (
+        "output_dir",
+        "overwrite_output_dir",
+        "resume_from_checkpoint",
+        "do_train",
+        "do_eval",
+        "do_predict",
+        "local_rank",
+        "logging_dir",
+        "logging_strategy",
+        "logging_steps",
+        "logging_first_step",
+        "log_on_each_node",
+        "log_level",
+        "log_level_replica",
+        "logging_nan_inf_filter",
+        "disable_tqdm",
+        "report_to",
+        "run_name",
+        "project",
+        "trackio_space_id",
+        "trackio_bucket_id",
+        "trackio_static_space_id",
+        "include_num_input_tokens_seen",
+        "save_strategy",
+        "save_steps",
+        "save_total_limit",
+        "save_on_each_node",
+        "push_to_hub",
+        "hub_token",
+        "hub_private_repo",
+        "hub_model_id",
+        "hub_strategy",
+        "hub_always_push",
+        "hub_revision",
+        "dataset_num_proc",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "activation_offloading",
+        "debug",
+        "skip_memory_metrics",
+        "torch_empty_cache_steps",
+        "dataloader_pin_memory",
+        "use_cpu",
+        "dataloader_prefetch_factor",
+        "dataloader_persistent_workers",
+        "ddp_timeout",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """run.json: which states on which SSDs belong to this folder."""
+
+    run_id: str
+    ssd: tuple[str, ...]
+
+    def write(self, out: pathlib.Path) -> None:
+        """Write it. May block: yes."""
+        fields = {"version": _RUN_VERSION, "run_id": self.run_id, "ssd": list(self.ssd)}
+        write_json(make_working_folder(out) / RUN_NAME, fields)
+
+
+def read_run(out: pathlib.Path) -> RunRecord | None:
+    """The record in OUT, or None if no run ever started there.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = working_folder(out) / RUN_NAME
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return RunRecord(run_id=str(found["run_id"]), ssd=tuple(map(str, found["ssd"])))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error})",
+            why="it names the states that belong to this folder",
+            remedy="restore it, or start in another folder",
+        ) from error
+
+
+def checkpoint_name(step: int) -> str:
+    """`checkpoint-12`, as transformers calls it."""
+    return f"checkpoint-{step}"
+
+
+def write_files_list(folder: pathlib.Path) -> str:
+    """List all files of a finished checkpoint folder; returns the hash of the list for the seal.
+
+    The files of a copy of states are listed by its own index. May block: yes, all are read.
+    """
+    names = [
+        name
+        for name in files_below(folder)
+        if name == _INDEX or not name.startswith(f"{STATES_FOLDER}/")
+    ]
+    return write_list(folder / LIST_NAME, hash_files(folder, names))
+
+
+def read_resume(checkpoint: pathlib.Path, seal: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read the resume file of a checkpoint folder, after comparing what a resume reads there.
+
+    Args:
+        seal: what the seal that names the folder says about it.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of another version.
+        Corrupt: a file is not the one that was written.
+    """
+    restore_directory(checkpoint)
+    path, listed = checkpoint / RESUME_NAME, checkpoint / LIST_NAME
+    sealed_hash = (seal or {}).get(LIST_HASH)
+    is_listed = sealed_hash is not None or listed.exists()
+    if is_listed:
+        files = read_list(listed)
+        if sealed_hash is not None and hash_file(listed) != sealed_hash:
+            raise Corrupt(
+                f"{listed.name} is not the list that was sealed",
+                why="it was damaged or changed, or is of another run",
+                remedy="restore the folder, or resume from another checkpoint",
+                path=str(listed),
+            )
+        index = (_INDEX,) if has_archive(checkpoint) else ()
+        check_files(checkpoint, files, (RESUME_NAME, TRAINER_NAME, *index))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version = found["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error})",
+            why="it holds the random generators, the schedule and the arguments of the run",
+            remedy="restore the folder, or resume from another checkpoint",
+        ) from error
+    if version not in (VERSION, UNLISTED_VERSION):
+        raise CheckpointError(
+            f"{path} is of version {version}",
+            why=f"this release reads version {VERSION}",
+            remedy="resume with the release that wrote it",
+        )
+    if version == VERSION and not is_listed:
+        raise CheckpointError(
+            f"{listed} is missing",
+            why="without the hashes in it damaged files would not be told from whole ones",
+            remedy="copy the whole folder again, or resume from another checkpoint",
+        )
+    assert isinstance(found, dict)
+    return found
+
+
+def check_checkpoint(checkpoint: pathlib.Path) -> None:
+    """Read every file of a checkpoint folder, with the copy of states in it. May block: yes.
+
+    Raises:
+        CheckpointError, Corrupt, StorageError: as `read_resume` and `check_states`.
+    """
+    if read_resume(checkpoint)["version"] != UNLISTED_VERSION:
+        check_files(checkpoint, read_list(checkpoint / LIST_NAME))
+    if has_archive(checkpoint):
+        check_states(checkpoint / STATES_FOLDER)
+
+
+def has_archive(checkpoint: pathlib.Path) -> bool:
+    """Whether the folder holds a whole copy of the states."""
+    return (checkpoint / STATES_FOLDER).is_dir()
+
+
+def publish(temporary: pathlib.Path, out: pathlib.Path, step: int) -> pathlib.Path:
+    """Give a finished checkpoint folder its name."""
+    path = out / checkpoint_name(step)
+    if path.exists() and not (path / RESUME_NAME).exists():
+        raise CheckpointError(
+            f"{path} is there and was not written by lohan",
+            why="a checkpoint of this run belongs there, and nothing of others is replaced",
+            remedy="move it away, or use another output folder",
+        )
+    publish_directory(temporary, path)
+    return path
+
+
+def checkpoints(out: pathlib.Path) -> list[pathlib.Path]:
+    """Checkpoint folders of lohan in OUT, oldest first."""
+    found = []
+    for path in out.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdigit() and (path / RESUME_NAME).exists():
+            found.append((int(step), path))
+    return [path for _, path in sorted(found)]
+
+
+def remove_old(out: pathlib.Path, *, newest: pathlib.Path, save_total_limit: int | None) -> None:
+    """Delete what no resume can use: small folders of older seals, and archives past the limit."""
+    _remove_halves(out)
+    archives = []
+    for path in checkpoints(out):
+        if path == newest:
+            archives += [path] if has_archive(path) else []
+        elif has_archive(path):
+            archives.append(path)
+        else:
+            shutil.rmtree(path)
+    if save_total_limit is not None and save_total_limit > 0:
+        for path in archives[:-save_total_limit]:
+            if path != newest:
+                shutil.rmtree(path)
+
+
+def _remove_halves(out: pathlib.Path) -> None:
+    """Delete what a process that was killed while saving left under names nobody looks for."""
+    for path in out.glob(".checkpoint-*.old"):
+        restore_directory(out / path.name.removeprefix(".").removesuffix(".old"))
+    for pattern in (".checkpoint-*.old", ".checkpoint-*.tmp"):
+        for path in out.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def refuse_changes(
+    checkpoint: pathlib.Path,
+    sealed: Mapping[str, Any],
+    *,
+    arguments: Mapping[str, Any],
+    model: Mapping[str, Any],
+    data_hash: str | None,
+) -> None:
+    """Refuse to continue with other arguments, another model or other data; show the difference.
+
+    Raises:
+        ConfigError: something that decides the weights is not what it was.
+    """
+    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER)
+    if changed:
+        raise ConfigError(
+            f"{len(changed)} setting(s) are not those of {checkpoint}: " + "; ".join(changed),
+            why="the run would not continue the one that was stopped",
+            remedy="put them back, or start a new run in another folder (from what this one has "
+            "learned: `lohan export` writes its model, for --model)",
+        )
+    refuse_other_model(sealed.get("model"), model, what=str(checkpoint))
+    if sealed["data_hash"] is not None and sealed["data_hash"] != data_hash:
+        raise ConfigError(
+            f"the training rows are not those of {checkpoint}: {sealed['data_hash'][:12]} then, "
+            f"{(data_hash or 'unknown')[:12]} now",
+            why="the rows already seen are skipped by counting, so other rows would be skipped",
+            remedy="bring the data, tokenizer and chat template back, or start a new run in "
+            "another folder",
+        )
+
+
+def comparable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as JSON gives them back; what JSON cannot hold becomes its text."""
+    found = as_json(arguments)
+    return {name: value for name, value in found.items() if name not in _MAY_DIFFER}

@@ -1,0 +1,131 @@
+"""From a checked configuration to TRL's arguments, and what of them cannot be honoured.
+
+Owns the two lists: what is refused with its reason (`refuse_unsupported`) and what has no effect
+because the planner decides it (`without_effect`). The trainers and `lohan train` both ask here.
+"""
+
+from typing import Any
+
+from lohan.errors import ConfigError
+from lohan.train.settings.argument_limits import refuse_impossible
+from lohan.train.settings.config import TrainConfig
+
+_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+_HUB_STRATEGIES = ("end", "every_save")
+_ENGINE_MOVES = "the engine moves weights itself: something else must not"
+_IN_COMPUTE_FORMAT = "weights are in their compute format already"
+REFUSED_ARGUMENTS = {
+    "fsdp": _ENGINE_MOVES,
+    "deepspeed": _ENGINE_MOVES,
+    "parallelism_config": "one process runs a step on one machine",
+    "torch_compile": "a compiled graph holds on to weights that are not there all the time",
+    "use_liger_kernel": "it replaces the forward of layers the engine drives",
+    "auto_find_batch_size": "the plan says before the first step what fits; ask `lohan plan`",
+    "load_best_model_at_end": "only the newest seal can be loaded back into the store; take the "
+    "archive of the best step (offload.archive_steps)",
+    "enable_jit_checkpoint": "SIGTERM already seals and stops",
+    "bf16_full_eval": _IN_COMPUTE_FORMAT,
+    "fp16_full_eval": _IN_COMPUTE_FORMAT,
+    "optim_args": "they are of another optimizer than AdamW",
+    "save_only_model": "a seal always holds the whole state and costs almost nothing",
+    "ignore_data_skip": "a resumed run would see other rows than one that was never stopped",
+}
+
+
+def make_arguments(config: TrainConfig) -> Any:
+    """TRL's SFTConfig for a run.
+
+    Raises:
+        ConfigError: transformers or TRL refuse a value.
+    """
+    import torch
+    from trl import SFTConfig
+
+    arguments = dict(config.arguments)
+    # Before transformers looks at them: it would ask for packages that would not help.
+    for name, why in REFUSED_ARGUMENTS.items():
+        if arguments.get(name):
+            raise _refusal(name, why)
+    is_on_gpu = (
+        config.offload.device not in ("cpu", "emulated") and torch.accelerator.is_available()
+    )
+    arguments["use_cpu"] = not is_on_gpu
+    try:
+        return SFTConfig(output_dir=config.out, **arguments)
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(
+            "the training arguments do not go together",
+            why=" ".join(str(error).split()).rstrip("."),
+            remedy="correct the named argument; docs/configuration.md lists them",
+        ) from error
+
+
+def refuse_unsupported(args: Any) -> None:
+    """Refuse arguments that cannot work under the engine, each with its reason, or at all.
+
+    Raises:
+        ConfigError: one of them is set.
+    """
+    refuse_impossible(args)
+    optim = str(getattr(args.optim, "value", args.optim))
+    if optim not in _ADAMW:
+        raise ConfigError(
+            f"optim={optim} is not supported",
+            why="AdamW with fp32 states is the optimizer the engine runs",
+            remedy="leave it out",
+        )
+    if args.world_size > 1:
+        raise ConfigError(
+            f"{args.world_size} processes were started",
+            why="one process drives the machine",
+            remedy="start it without torchrun or accelerate launch",
+        )
+    for name, why in REFUSED_ARGUMENTS.items():
+        if getattr(args, name, None):
+            raise _refusal(name, why)
+    strategy = str(getattr(args.hub_strategy, "value", args.hub_strategy))
+    if args.push_to_hub and strategy not in _HUB_STRATEGIES:
+        raise ConfigError(
+            f"hub_strategy={strategy} is not supported",
+            why="a checkpoint holds the states and settings of the run; only the model is sent",
+            remedy="set hub_strategy=end, or send an archive yourself",
+        )
+
+
+def refuse_broken_window(trainer: Any, num_batches: int) -> None:
+    """Refuse the rest of a stream that is no whole step: it would be one that nobody counts.
+
+    Raises:
+        ConfigError: there are fewer micro-batches than a step has, and no step is due.
+    """
+    from transformers.trainer_utils import has_length
+
+    wanted = trainer.args.gradient_accumulation_steps
+    if not trainer.is_in_train or num_batches == wanted:
+        return
+    if not has_length(trainer.callback_handler.train_dataloader):
+        raise ConfigError(
+            f"the stream of rows ended with {num_batches} of the {wanted} micro-batches of a step",
+            why="transformers adds their gradients to those of the next epoch's first step, and "
+            "the engine keeps none between steps",
+            remedy="set gradient_accumulation_steps=1, or max_steps to the whole steps of the "
+            f"stream, or give a stream of a multiple of {wanted} batches",
+        )
+
+
+def _refusal(name: str, why: str) -> ConfigError:
+    return ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
+
+
+def without_effect(args: Any) -> list[str]:
+    """One sentence for each argument that was set and does nothing here."""
+    notes = []
+    if args.gradient_checkpointing_kwargs:
+        notes.append("gradient_checkpointing_kwargs: the planner decides what is recomputed")
+    if getattr(args, "activation_offloading", False):
+        notes.append("activation_offloading: the planner decides which activations are swapped")
+    if args.torch_empty_cache_steps is not None:
+        notes.append("torch_empty_cache_steps: the engine owns the memory of the GPU")
+    if args.push_to_hub and str(getattr(args.hub_strategy, "value", "")) == "every_save":
+        notes.append("hub_strategy=every_save: a seal writes no model; it is sent at the end")
+    return notes

@@ -1,0 +1,159 @@
+"""How a trainer finds its run again and goes on with it: the newest seal, or an archive.
+
+Owns what is opened and compared before the first step, and what transformers then loads. The
+content of the files is in `resume_point` and `archive`. Mixed into the trainers by `saving`.
+"""
+
+import pathlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from lohan.errors import CheckpointError, LohanError, LohanWarning
+from lohan.train.data.data_hash import hash_rows
+from lohan.train.run import resume_point
+from lohan.train.run.fallback_checkpoint import is_lost, with_offer
+from lohan.train.run.randomness_state import set_random_state
+from lohan.train.run.resume_point import RunRecord
+from lohan.train.run.run_files import package_versions
+from lohan.train.trainer.engine_optimizer import set_groups
+from lohan.train.weights.model_identity import differences
+from lohan.working_folder import RUN_NAME, no_run_in, working_folder
+
+# For the type checker: a mixin has whatever the trainer it is put before has.
+_SomeTrainer: Any = object
+
+
+class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
+    """Resuming for `SavingMixin`."""
+
+    _engine: Any
+    _sealed: dict[str, Any]
+    """Of the checkpoint the run goes on from."""
+    _archive_to_load: pathlib.Path | None
+    tell: Callable[[str], None] | None
+
+    def _find_checkpoint(self, asked: str | bool | None) -> pathlib.Path | None:
+        if asked is None or asked is False:
+            self._refuse_foreign_out()
+            return None
+        record = resume_point.read_run(self.out)
+        if isinstance(asked, str):
+            return self._checkpoint_at(pathlib.Path(asked), record)
+        if record is None:
+            raise no_run_in(self.out)
+        return self._resume_seal(record)
+
+    def _refuse_foreign_out(self) -> None:
+        if self._engine is None and resume_point.read_run(self.out) is not None:
+            raise CheckpointError(
+                f"{self.out} is the folder of another run",
+                why="its checkpoints would be mixed with those of this run",
+                remedy="continue that run with --resume, or give another output folder",
+            )
+
+    def _checkpoint_at(self, path: pathlib.Path, record: RunRecord | None) -> pathlib.Path:
+        sealed = resume_point.read_resume(path)
+        if record is not None and sealed.get("run_id") == record.run_id:
+            try:
+                found = self._resume_seal(record)
+                if found is not None and found.resolve() == path.resolve():
+                    return found
+                self._engine.close()
+                self._engine = None
+            except LohanError as error:
+                # A run that another process holds must not be continued beside it.
+                if not resume_point.has_archive(path) or not is_lost(error):
+                    raise
+        if not resume_point.has_archive(path):
+            raise CheckpointError(
+                f"{path} is not the newest seal of its run and holds no copy of the states",
+                why="only the newest seal is kept on the SSDs",
+                remedy="resume with --resume alone, or from a checkpoint with a states folder",
+            )
+        self._check_unchanged(path, sealed)
+        self._archive_to_load = path
+        return path
+
+    def _resume_seal(self, record: RunRecord) -> pathlib.Path | None:
+        try:
+            self._start_engine(run=record)
+            checkpoint = self._folder_of_seal(record)
+            sealed = None
+            if checkpoint is not None:
+                sealed = resume_point.read_resume(checkpoint, self._engine.sealed.metadata)
+        except LohanError as error:
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+            offered = with_offer(error, self.out, record.run_id)
+            if offered is error:
+                raise
+            raise offered from error
+        if checkpoint is not None and sealed is not None:
+            self._check_unchanged(checkpoint, sealed)
+        return checkpoint
+
+    def _folder_of_seal(self, record: RunRecord) -> pathlib.Path | None:
+        """The folder the newest seal names; None if that is the seal of the first states."""
+        manifest = self._engine.sealed
+        if manifest is None:
+            raise CheckpointError(
+                f"run {record.run_id} was stopped before its first seal",
+                why="there is no step to continue from",
+                remedy=f"remove {working_folder(self.out) / RUN_NAME} and start without --resume",
+            )
+        if "checkpoint" not in manifest.metadata:
+            # Stopped after its states were written and before its first step was sealed.
+            return None
+        return pathlib.Path(self.out) / str(manifest.metadata["checkpoint"])
+
+    def _check_unchanged(self, checkpoint: pathlib.Path, sealed: dict[str, Any]) -> None:
+        """Refuse what would make it another run, and say what might change bits all the same."""
+        self._sealed = sealed
+        data_hash = self.data_hash
+        if sealed["version"] == resume_point.UNLISTED_VERSION:
+            data_hash = hash_rows(self.train_dataset, ())  # they knew only the usual columns
+            self.note(
+                f"{checkpoint} is of an older release, without hashes of its files and of the "
+                "model: damage there, or another model, would not be noticed"
+            )
+        resume_point.refuse_changes(
+            checkpoint,
+            sealed,
+            arguments=self._comparable_arguments(),
+            model=self.model_identity,
+            data_hash=data_hash,
+        )
+        now = {name: one for name, one in package_versions().items() if name in sealed["versions"]}
+        changed = differences(sealed["versions"], now)
+        if changed:
+            self.note(
+                f"{checkpoint} was sealed with other versions ({'; '.join(changed)}): what follows "
+                "may differ in its last bits from a run that was never stopped"
+            )
+        self._written_before_bytes = int(sealed["written_bytes"])
+
+    def note(self, sentence: str) -> None:
+        """Say what a user should know and what is no error."""
+        if self.tell is not None:
+            self.tell(f"note: {sentence}")
+        else:
+            warnings.warn(sentence, LohanWarning, stacklevel=2)
+
+    def _comparable_arguments(self) -> dict[str, Any]:
+        return resume_point.comparable(self.args.to_dict())
+
+    # ---- what transformers calls to load ----
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Nothing: the engine opened the states."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            set_groups(self._plain_optimizer(), self._sealed["optimizer_groups"])
+            self.lr_scheduler.load_state_dict(self._sealed["scheduler"])
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            set_random_state(self._sealed["random"])

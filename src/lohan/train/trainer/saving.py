@@ -1,0 +1,340 @@
+"""Checkpoints of a trainer on the engine: seals, resume points, archives, the final model.
+
+Owns when and in what order files and seals are written. The content of the files is in
+`resume_point` and `archive`, how a run is found again in `resuming`. Mixed into the trainers by
+`trainer.OffloadMixin`.
+
+Note "files before the seal". A checkpoint folder is complete on disk before the engine seals the
+states of the same step, and the folder of the seal before is removed after that. So at every
+instant the newest seal names a folder that is there.
+"""
+
+import functools
+import pathlib
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from transformers.trainer_callback import ExportableState
+
+from lohan.durable_files import write_json
+from lohan.engine.model_buffers import changed_buffers
+from lohan.engine.planning.plan_run import PlannedRun
+from lohan.errors import CheckpointError, ConfigError
+from lohan.simulate.bottleneck import without_shares
+from lohan.train.data.data_hash import hash_rows
+from lohan.train.run import resume_point
+from lohan.train.run.disk_reservation import Reservation, needed_bytes
+from lohan.train.run.progress import LogFile, RunInWords, step_numbers
+from lohan.train.run.pushing import PushingMixin
+from lohan.train.run.randomness_state import random_state
+from lohan.train.run.resume_point import RunRecord
+from lohan.train.run.run_files import PlanFile, package_versions, write_ending
+from lohan.train.run.signals import StopRequest, leave, stop_on_signals
+from lohan.train.run.writes import planned_steps, write_limit_of
+from lohan.train.settings.offload import OffloadConfig
+from lohan.train.trainer.attaching import attach_engine
+from lohan.train.trainer.checkpoint_callback import SealingFlow
+from lohan.train.trainer.engine_optimizer import groups_of
+from lohan.train.trainer.resuming import ResumingMixin
+from lohan.train.weights import archive
+from lohan.train.weights.check_export import ModelDirectoryReport
+from lohan.train.weights.export_hf import export_model
+from lohan.train.weights.file_list import MODEL_LIST_NAME, hash_files, write_list
+from lohan.train.weights.model_identity import MODEL_IDENTITY, source_identity, tokenizer_identity
+from lohan.train.weights.source import ModelSource
+from lohan.working_folder import make_working_folder, private_files
+
+
+class SavingMixin(ResumingMixin, PushingMixin):
+    """Saving and resuming for `OffloadMixin`."""
+
+    offload: OffloadConfig
+    source: ModelSource | None
+    args: Any
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    state: Any
+
+    def _prepare_saving(self) -> None:
+        self._engine: Any = None
+        self.last_step: Any = None
+        """Result of the engine's last step."""
+        self.limits: Counter[str] = Counter()
+        """How many steps of this process each bottleneck held up."""
+        self._written_before_bytes = 0
+        self.stop_request = StopRequest()
+        self.tell: Callable[[str], None] | None = None
+        """Gets one sentence per stage of starting up."""
+        self.on_planned: Callable[[PlannedRun], None] | None = None
+        """Gets the plan of the largest step, where it is known, before states are written."""
+        self.data_names: tuple[str, ...] = ()
+        """Files of rows, where they are known."""
+        self.stopped_because: str | None = None
+        """Why the run stopped before its last step, if not by a signal."""
+        self._archive_to_load: pathlib.Path | None = None
+
+    @property
+    def engine(self) -> Any:
+        """The engine; made when first asked for."""
+        if self._engine is None:
+            self._start_engine(run=None)
+        return self._engine
+
+    @property
+    def sealed_step(self) -> int | None:
+        """The step a resume would go on from; None while there is no engine, or no seal."""
+        sealed = self._engine.sealed if self._engine is not None else None
+        return None if sealed is None else int(sealed.step)
+
+    @property
+    def written_bytes(self) -> int:
+        """Written to the SSDs by the run: first states, steps and seals, earlier processes too."""
+        since = self._engine.written_bytes if self._engine is not None else 0
+        return self._written_before_bytes + int(since)
+
+    @functools.cached_property
+    def _reservation(self) -> Reservation:
+        return Reservation(self.out)
+
+    @functools.cached_property
+    def data_hash(self) -> str | None:
+        """Hash of the prepared training rows, of the columns the model gets to see."""
+        if not self.args.remove_unused_columns:
+            return hash_rows(self.train_dataset, None)
+        self._set_signature_columns_if_needed()
+        seen = (*(self._signature_columns or ()), "labels", "label_ids", "label")
+        return hash_rows(self.train_dataset, seen)
+
+    @functools.cached_property
+    def model_name(self) -> str:
+        """What is trained, as the user called it; of a module given, its class at worst."""
+        config = getattr(self.model, "config", None)
+        return getattr(config, "_name_or_path", "") or type(self.model).__name__
+
+    @functools.cached_property
+    def model_identity(self) -> dict[str, Any]:
+        """What makes the model the one of this run, besides its weights."""
+        config = getattr(self.model, "config", None)
+        known = self.source.identity if self.source is not None else source_identity(config)
+        attention = getattr(config, "_attn_implementation", None)
+        return {**known, "attention": attention, **tokenizer_identity(self.processing_class)}
+
+    def hold_space(self) -> None:
+        """Hold room in the output folder for what is still to be written there.
+
+        Raises:
+            OutOfSpace: there is too little.
+        """
+        num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        num_steps = self.state.max_steps or planned_steps(self) or 0  # 0: not counted yet
+        nbytes, num_archives = needed_bytes(
+            num_parameters,
+            num_steps=max(0, num_steps - self.state.global_step),
+            archive_steps=self.offload.archive_steps,
+            save_total_limit=self.args.save_total_limit,
+        )
+        purpose = "the model" + (f" and {num_archives} archive(s)" if num_archives else "")
+        self._reservation.hold(nbytes, purpose=purpose)
+
+    def close(self) -> None:
+        """Let go of the engine and of held space; the states stay on the SSDs. Twice is fine."""
+        self._reservation.release()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _own_callbacks(self) -> list[Any]:
+        return [SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self)]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log with what the engine measured."""
+        if "loss" in logs:
+            logs.update(step_numbers(self))
+        super().log(logs, start_time)
+
+    def _note_step(self, result: Any) -> None:
+        self.last_step = result
+        if result.bottleneck:
+            self.limits[without_shares(result.bottleneck)] += 1
+        if hasattr(self.optimizer, "_is_overflow"):
+            # accelerate's flag: a skipped step does not advance the schedule.
+            self.optimizer._is_overflow = result.is_skipped
+
+    def _start_engine(self, run: RunRecord | None) -> None:
+        self.create_optimizer()
+        make_working_folder(self.out)
+        self.model_identity  # noqa: B018 - now: transformers changes the configuration later
+        if run is None:
+            self.hold_space()  # so that too little is known before states are written
+            self._reservation.release()
+        first: dict[str, Any] = {}
+        if self._archive_to_load is not None:
+            first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)
+        elif run is None:
+            first["weights"] = self.first_weights()
+        ssd = self.offload.ssd if run is None else self._places_of(run)
+        self._engine = attach_engine(
+            self.model,
+            self._plain_optimizer(),
+            offload=self.offload,
+            ssd=ssd,
+            run=None if run is None else run.run_id,
+            largest_step=self.largest_step(),
+            write_limit=write_limit_of(self),
+            progress=self.tell,
+            on_planned=self.on_planned,
+            **first,
+        )
+        RunRecord(run_id=self._engine.run_id, ssd=tuple(ssd)).write(self.out)
+
+    def _places_of(self, run: RunRecord) -> tuple[str, ...]:
+        """Where a run lies: where the user says if it is there (drives move), else as recorded."""
+        given = self.offload.ssd
+        name = f"lohan-{run.run_id}"
+        if all((pathlib.Path(p) / name).is_dir() for p in given):
+            return given
+        self.note(f"{name} is not in {', '.join(given)}: it is taken from {', '.join(run.ssd)}")
+        return run.ssd
+
+    def _plain_optimizer(self) -> Any:
+        """The optimizer itself, also after accelerate has put its own around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    # ---- training ----
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any
+    ) -> Any:
+        """Train; `resume_from_checkpoint=True` continues from the newest seal. Ends with a report.
+
+        SIGINT and SIGTERM finish the step, seal it and end the process the usual way
+        (KeyboardInterrupt, exit code 143).
+
+        Raises:
+            CheckpointError: there is nothing to resume, or it is damaged.
+            ConfigError: arguments or data are not those of the run to resume.
+        """
+        started = time.monotonic()
+        checkpoint = self._find_checkpoint(resume_from_checkpoint)
+        if self._engine is None:
+            self._start_engine(run=None)
+        with stop_on_signals() as self.stop_request:
+            done = super().train(
+                str(checkpoint) if checkpoint is not None else None, *more, **kwargs
+            )
+        leave(self.stop_request)
+        write_ending(self, time.monotonic() - started)
+        return done
+
+    # ---- saving ----
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.store_flos()
+        step = int(self.state.global_step)
+        if self.engine.num_steps != step:
+            raise CheckpointError(
+                f"the engine took {self.engine.num_steps} steps, the trainer counts {step}",
+                why="a checkpoint must be of one step",
+                remedy="do not stop training inside an accumulation window, and do not call "
+                "engine.step beside the trainer",
+            )
+        self.engine.synchronize()  # so that what is still due is counted
+        with private_files():
+            temporary = self._write_checkpoint(step)
+            list_hash = resume_point.write_files_list(temporary)
+            path = resume_point.publish(temporary, self.out, step)
+        metadata: dict[str, Any] = {"step": step, "checkpoint": path.name}
+        metadata |= {resume_point.LIST_HASH: list_hash, MODEL_IDENTITY: self.model_identity}
+        metadata["out"] = str(self.out.absolute())
+        if self.source is not None:
+            file = self.source.directory / (self.source.gguf_file or "")
+            metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
+        self.engine.seal(metadata)
+        resume_point.remove_old(self.out, newest=path, save_total_limit=self.args.save_total_limit)
+        if self._is_archived(step):
+            self.hold_space()
+
+    def _write_checkpoint(self, step: int) -> pathlib.Path:
+        temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        self._write_small_files(temporary, step)
+        if self._is_archived(step):
+            self._reservation.release()
+            self._export(temporary)
+            shapes = {
+                name: tuple(parameter.shape)
+                for name, parameter in self.model.named_parameters()
+                if parameter.requires_grad
+            }
+            archive.write_states(self.engine, shapes, temporary / resume_point.STATES_FOLDER)
+        return temporary
+
+    def _is_archived(self, step: int) -> bool:
+        every = self.offload.archive_steps
+        return every is not None and step > 0 and step % every == 0
+
+    def _write_small_files(self, folder: pathlib.Path, step: int) -> None:
+        self._note_callback_states()
+        self.state.save_to_json(str(folder / resume_point.TRAINER_NAME))
+        found = {
+            "version": resume_point.VERSION,
+            "step": step,
+            "run_id": self.engine.run_id,
+            "random": random_state(),
+            "scheduler": self.lr_scheduler.state_dict() if self.lr_scheduler is not None else {},
+            "optimizer_groups": groups_of(self._plain_optimizer()),
+            "arguments": self._comparable_arguments(),
+            "model": self.model_identity,
+            "data_hash": self.data_hash,
+            "written_bytes": self.written_bytes,
+            "versions": package_versions(),
+        }
+        try:
+            write_json(folder / resume_point.RESUME_NAME, found)
+        except TypeError as error:
+            raise ConfigError(
+                f"the state of {type(self.lr_scheduler).__name__} cannot be saved ({error})",
+                why="checkpoints hold plain JSON, never a pickle",
+                remedy="use one of transformers' schedulers",
+            ) from error
+
+    def _note_callback_states(self) -> None:
+        """Callbacks that can be saved, as transformers keeps them in its state."""
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        states: dict[str, Any] = {}
+        for callback in callbacks:
+            if isinstance(callback, ExportableState):
+                states.setdefault(type(callback).__name__, []).append(callback.state())
+        self.state.stateful_callbacks = {
+            name: found if len(found) > 1 else found[0] for name, found in states.items()
+        }
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model in Hugging Face's layout, one tensor in RAM at a time."""
+        self._reservation.release()
+        self.engine.synchronize()
+        folder = pathlib.Path(output_dir or self.args.output_dir)
+        if folder.resolve() != self.out.resolve():
+            self._export(folder)
+        else:
+            listed = make_working_folder(self.out) / MODEL_LIST_NAME
+            listed.unlink(missing_ok=True)  # until the next one is written, nothing is known
+            files = self._export(folder).files
+            write_list(listed, hash_files(folder, files))
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
+        return export_model(
+            self.source if self.source is not None else self.model.config,
+            self.engine.weights(),
+            folder,
+            buffers=changed_buffers(self.engine.buffers),
+            dtype=self.compute_dtype(),
+            tokenizer=self.processing_class,
+            should_merge=True,
+        )

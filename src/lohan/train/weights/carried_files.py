@@ -1,0 +1,124 @@
+"""The files beside the weights: configuration, generation settings, tokenizer, chat template, code.
+
+Owns which of them go along into an export, and what changes in the configuration: the number type,
+the class, and ties that the weights do not have. Called by `export_hf`.
+"""
+
+import copy
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lohan.ssd.storage_errors import storage_error
+from lohan.train.weights.meta_model import explained
+from lohan.train.weights.source import ModelSource
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "*.model",
+    "*.tiktoken",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+_OTHER_FILES = ("generation_config.json", "preprocessor_config.json", "processor_config.json")
+_LICENSES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
+_TEMPLATES = "additional_chat_templates"
+
+
+def write_carried_files(
+    source: ModelSource, out: Path, *, dtype: torch.dtype, tokenizer: Any = None
+) -> None:
+    """Write everything but the weights.
+
+    Args:
+        tokenizer: saved instead of the source's tokenizer files.
+
+    Raises:
+        ConfigError: the configuration or the tokenizer cannot be written.
+        StorageError: a file cannot be copied.
+    """
+    is_directory = source.has_files and source.gguf_file is None
+    if is_directory:
+        _copy_config(source, out, dtype)
+        patterns = [*_OTHER_FILES, *_LICENSES, *(() if tokenizer else _TOKENIZER_FILES)]
+        if getattr(source.config, "auto_map", None):
+            patterns.append("*.py")
+        _copy(source.directory, out, patterns)
+        if tokenizer is None and (source.directory / _TEMPLATES).is_dir():
+            _copy_one(shutil.copytree, source.directory / _TEMPLATES, out / _TEMPLATES)
+    else:
+        _make_config(source, out, dtype)
+        if tokenizer is None and source.has_files:
+            tokenizer = source.load_tokenizer()
+    if tokenizer is not None:
+        with explained("the tokenizer cannot be saved", "check the tokenizer"):
+            tokenizer.save_pretrained(str(out))
+
+
+def _copy_config(source: ModelSource, out: Path, dtype: torch.dtype) -> None:
+    """The source's own text with few changes: what this transformers does not know survives."""
+    name = str(dtype).removeprefix("torch.")
+    with explained(f"config.json in {source.directory} cannot be carried over", "correct it"):
+        fields = json.loads((source.directory / "config.json").read_text(encoding="utf-8"))
+        parts = [fields, *(part for part in fields.values() if isinstance(part, dict))]
+        for part in parts:
+            for key in ("dtype", "torch_dtype"):
+                if key in part:
+                    part[key] = name
+            if source.is_untied and part.get("tie_word_embeddings", part is fields):
+                part["tie_word_embeddings"] = False
+        if "torch_dtype" not in fields:
+            fields["dtype"] = name
+        fields["architectures"] = [source.kind.__name__]
+        text = json.dumps(fields, indent=2) + "\n"
+    _write(out / "config.json", text)
+
+
+def _make_config(source: ModelSource, out: Path, dtype: torch.dtype) -> None:
+    with explained("the configuration cannot be saved", "check the configuration"):
+        import transformers
+
+        config = copy.deepcopy(source.config)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        config.dtype = dtype
+        config.architectures = [source.kind.__name__]
+        config.save_pretrained(str(out))
+        if source.kind.can_generate():
+            generation = transformers.GenerationConfig.from_model_config(config)
+            generation.save_pretrained(str(out))
+
+
+def _copy(source: Path, out: Path, patterns: list[str]) -> None:
+    for pattern in patterns:
+        for path in sorted(source.glob(pattern)):
+            if not path.is_file() or path.suffix in (".safetensors", ".bin", ".gguf"):
+                continue
+            # The content only: a link into a cache becomes a file, with usual permissions.
+            _copy_one(shutil.copyfile, path, out / path.name)
+
+
+def _copy_one(copy_to: Callable[[Path, Path], object], path: Path, target: Path) -> None:
+    try:
+        copy_to(path, target)
+    except OSError as error:
+        # copytree gathers several errors and has no number of its own.
+        number = error.errno or errno.EIO
+        raise storage_error(f"{path} cannot be copied", number, path=str(target)) from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise storage_error(
+            f"{path.name} cannot be written", error.errno or errno.EIO, path=str(path)
+        ) from None

@@ -1,0 +1,99 @@
+"""RAM behind leases: exact, reused, within the budget, and wholly given back."""
+
+import random
+
+import pytest
+
+from lohan.device import CpuDevice
+from lohan.errors import HardwareError, ScheduleError
+from lohan.lanes.memory import LeaseBook, RamMemory, whole_pages
+from lohan.schedule.task import Lease
+
+PAGE = 4096
+
+
+def test_buffers_of_a_size_are_used_again() -> None:
+    memory = RamMemory(10 * PAGE, CpuDevice())
+    first = memory.allocate(3 * PAGE)
+    address = first.address
+    memory.free(first)
+    again = memory.allocate(2 * PAGE + 1)
+    assert again.address == address
+    memory.free(again)
+    memory.close()
+
+
+def test_waiting_buffers_make_room_for_other_sizes() -> None:
+    memory = RamMemory(4 * PAGE, CpuDevice())
+    for size in (1, 2, 3, 4, 2, 1):
+        memory.free(memory.allocate(size * PAGE))
+        assert memory.peak_bytes <= 4 * PAGE
+    memory.close()
+
+
+def test_what_would_exceed_the_budget_is_refused() -> None:
+    memory = RamMemory(4 * PAGE, CpuDevice())
+    held = memory.allocate(3 * PAGE)
+    with pytest.raises(ScheduleError, match="asked for"):
+        memory.allocate(2 * PAGE)
+    memory.free(held)
+    memory.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_use_never_exceeds_the_budget(seed: int) -> None:
+    chance = random.Random(seed)
+    memory, held = RamMemory(64 * PAGE, CpuDevice()), []
+    for _ in range(400):
+        size = chance.randrange(1, 12 * PAGE)
+        in_use = sum(buffer.nbytes for buffer in held)
+        if in_use + whole_pages(size) <= 64 * PAGE and chance.random() < 0.6:
+            held.append(memory.allocate(size))
+        elif held:
+            memory.free(held.pop(chance.randrange(len(held))))
+        assert memory.in_use_bytes == sum(buffer.nbytes for buffer in held)
+        assert memory.peak_bytes <= 64 * PAGE
+    for buffer in held:
+        memory.free(buffer)
+    memory.close()
+
+
+def test_memory_is_handed_from_lease_to_lease() -> None:
+    memory = RamMemory(8 * PAGE, CpuDevice())
+    book = LeaseBook(memory, CpuDevice())
+    ring, weights = Lease("ring", "1", PAGE), Lease("weights", "1", PAGE)
+    book.ram_buffer(ring, PAGE)
+    book.move(ring, weights)
+    book.give_back(ring)
+    assert memory.in_use_bytes == PAGE
+    book.give_back(weights)
+    assert memory.in_use_bytes == 0
+    memory.close()
+
+
+def test_a_lease_holds_one_piece_of_memory() -> None:
+    memory = RamMemory(8 * PAGE, CpuDevice())
+    book = LeaseBook(memory, CpuDevice())
+    lease = Lease("ring", "1", PAGE)
+    book.ram_buffer(lease, PAGE)
+    with pytest.raises(ScheduleError, match="has memory already"):
+        book.ram_buffer(lease, PAGE)
+    book.clear()
+    assert memory.in_use_bytes == 0
+    memory.close()
+
+
+class UnpinnableDevice(CpuDevice):
+    """The system pins nothing."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        raise HardwareError("no pinning", why="a limit", remedy="raise it")
+
+
+def test_memory_that_is_not_pinned_is_told_and_works() -> None:
+    told: list[HardwareError] = []
+    memory = RamMemory(4 * PAGE, UnpinnableDevice(), on_refused_pin=told.append)
+    buffer = memory.allocate(PAGE)
+    assert [error.what for error in told] == ["no pinning"]
+    memory.free(buffer)
+    memory.close()  # unpins nothing that was not pinned

@@ -1,0 +1,76 @@
+"""Names of training arguments without importing TRL, and mistakes that are named before it is."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from lohan.train.settings import argument_names as module
+from lohan.train.settings.argument_names import argument_names
+from lohan.train.settings.config import argument_fields
+
+
+def test_the_names_are_those_of_the_class_itself() -> None:
+    import dataclasses
+
+    from trl import SFTConfig
+
+    expected = {field.name for field in dataclasses.fields(SFTConfig) if field.init}
+    assert argument_names() == expected
+    assert argument_fields().keys() < expected
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        ("trl", "trainer/sft_config.py", "OtherConfig"),
+        ("trl", "trainer/none.py", "SFTConfig"),
+        ("no_such_package", "trainer/sft_config.py", "SFTConfig"),
+        ("trl", "trainer/base_config.py", "_BaseConfig"),
+    ],
+    ids=["class", "file", "package", "base"],
+)
+def test_another_layout_is_not_guessed_at(
+    monkeypatch: pytest.MonkeyPatch, unknown: tuple[str, str, str]
+) -> None:
+    argument_names.cache_clear()
+    monkeypatch.setattr(module, "_CLASSES", (unknown, *module._CLASSES[1:]))
+    assert argument_names() is None
+    argument_names.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--lora_r", "8"), 'unknown key "lora_r"'),
+        (("--ram", "5Gx"), "'5Gx' is not a size"),
+        (("--model", "/no/such/model"), "there is no model at /no/such/model"),
+        (("--data", "none.jsonl"), "there is no file none.jsonl"),
+        (("--ssd", "/no/such/drive"), "/no/such/drive"),
+    ],
+)
+def test_keys_sizes_and_paths_are_refused_before_anything_long_is_imported(
+    tmp_path: pathlib.Path, words: tuple[str, str], named: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n')
+    out = tmp_path / "out"
+    given = {"--model": "some/model", "--data": str(rows), "--ssd": str(tmp_path)}
+    given |= {"--out": str(out), words[0]: words[1]}
+    code = (
+        "import sys\n"
+        "from lohan.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    print(*{'torch', 'transformers', 'trl', 'datasets'} & sys.modules.keys())\n"
+    )
+    line = [word for pair in given.items() for word in pair]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *line], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert named in done.stderr
+    assert done.stdout.split() == []
+    assert not out.exists()

@@ -1,0 +1,42 @@
+"""A model given by its name is the one `from_pretrained` gives, in everything a forward can see."""
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+
+from lohan.train.trainer.named_model import make_named, open_named
+from support import tiny_models
+from support.loss_families import FAMILIES, in_bf16
+
+BUILDS = {name: family.build for name, family in FAMILIES.items() if "smoothed" not in name}
+BUILDS["qwen3, tied"] = lambda: tiny_models.qwen3(0.0)
+# How weights are stored, and whether kernels of the hub are used: no forward asks for them.
+OF_LOADING = {"_weight_conversions", "_use_kernels"}
+
+
+def seen(model: torch.nn.Module) -> dict[str, Any]:
+    """Attributes of every module, by its name; settings as plain values."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name in vars(module).keys() - OF_LOADING - {"_parameters", "_buffers", "_modules"}:
+            value = vars(module)[name]
+            found[f"{path}: {name}"] = value.to_dict() if hasattr(value, "to_dict") else repr(value)
+    first: dict[int, str] = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        tied_to = first.setdefault(id(one), name)
+        found[name] = (tied_to, one.shape, one.dtype, one.requires_grad)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        found[name] = (buffer.dtype, buffer.tolist())
+    return found
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_model_by_name_is_the_one_of_from_pretrained(tmp_path: pathlib.Path, name: str) -> None:
+    made = in_bf16(BUILDS[name]())
+    made.save_pretrained(tmp_path)
+    by_name = make_named(open_named(str(tmp_path), None), None)
+    loaded = type(made).from_pretrained(tmp_path, dtype=torch.bfloat16).train()
+    assert type(by_name) is type(loaded)
+    assert seen(by_name) == seen(in_bf16(loaded))
