@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Check that the source speaks the project's language. Run by `scripts/check`.
 
-Fails on: words banned in the names of files, classes and functions; names that say another word for
-a tier or a lane; public parameters and fields that carry a number without its unit; text that is
-not ASCII; notes to do something later. Knows nothing of behaviour and imports nothing of lohan.
+Fails on: names that say another word for a tier or a lane; public parameters and fields that carry
+a number without its unit; text that is not ASCII; notes to do something later. Other words are the
+author's: plain English. Knows nothing of behaviour and imports nothing of lohan.
 
 Usage: check_vocabulary.py [ROOT]    (ROOT holds src/lohan and native; default: this repository)
 """
@@ -19,16 +19,6 @@ from dataclasses import dataclass
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("src/lohan/units.py", "size"): "text with its unit inside, such as '8GiB', is what it takes",
 }
-
-# Words that say nothing: whatever has one of them in its name has a better name.
-BANNED_WORDS = {
-    *("util", "utils", "utility", "utilities", "helper", "helpers", "manager", "managers"),
-    *("handler", "handlers", "processor", "processors", "misc", "common", "base", "context"),
-    *("info", "swapper", "wrapper"),
-}
-BANNED_ALONE = {"data"}
-BANNED_FIRST = {"do", "my", "new"}
-VERSION_WORD = re.compile(r"^v\d+$")
 
 # Other people's words for tiers and lanes, as runs of words in a name, and ours.
 OUR_WORD = {
@@ -80,19 +70,6 @@ def words_of(name: str) -> list[str]:
         # H2D and V2 are one word each, though digits end a word elsewhere.
         words += [part] if part.isupper() else WORD.findall(part)
     return [word.lower() for word in words]
-
-
-def banned_in(name: str) -> str | None:
-    """Return what is wrong with the name of a file, class or function, or None."""
-    words = words_of(name)
-    for word in words:
-        if word in BANNED_WORDS or VERSION_WORD.match(word):
-            return f'"{name}" has the banned word "{word}": name it after what it does'
-    if len(words) == 1 and words[0] in BANNED_ALONE:
-        return f'"{name}" alone says nothing: name what is in it'
-    if len(words) > 1 and words[0] in BANNED_FIRST:
-        return f'"{name}" begins with "{words[0]}_": begin with the verb or the noun itself'
-    return None
 
 
 def foreign_in(name: str) -> str | None:
@@ -159,14 +136,9 @@ def faults_of_names(path: str, text: str) -> Iterator[Fault]:
     stem = pathlib.PurePath(path).stem
     folders = pathlib.PurePath(path).parts[2:-1]
     for part in (*folders, *(() if stem == "__init__" else (stem,))):
-        for says in (banned_in(part), foreign_in(part)):
-            if says:
-                yield Fault(path=path, line=1, name=part, says=says)
+        if says := foreign_in(part):
+            yield Fault(path=path, line=1, name=part, says=says)
     tree = ast.parse(text, filename=path)
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    for node in ast.walk(tree):
-        if isinstance(node, kinds) and (says := banned_in(node.name)):
-            yield Fault(path=path, line=node.lineno, name=node.name, says=says)
     for name, line in defined_names(tree):
         if says := foreign_in(name):
             yield Fault(path=path, line=line, name=name, says=says)
