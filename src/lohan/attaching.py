@@ -1,7 +1,7 @@
 """`lohan.attach`: from a model, an optimizer and SSD directories to an engine that trains.
 
 Owns the defaults a user may leave out: what machine this is (measured when it must be, kept), how
-much memory is free. The rest is `runtime.attach`.
+much memory is free. The rest is `engine.attach`.
 """
 
 import os
@@ -15,6 +15,7 @@ from lohan.device import Device, open_device
 from lohan.drive import LossFunction
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
+from lohan.engine.options import FirstStates, Options
 from lohan.engine.planning.known_drives import KnownDrives
 from lohan.engine.planning.plan_run import PlannedRun, Policy
 from lohan.engine.planning.write_limit import WriteLimit
@@ -108,45 +109,18 @@ def attach(
         DoesNotFit, OutOfSpace: budgets or drives are too small.
         StorageError, CheckpointError: a directory cannot be used, or the run not be resumed.
     """
-    directories = _directories(ssd)
-    if slots not in (1, 2):
-        raise ConfigError(
-            f"slots is {slots!r}",
-            why="states are kept once or twice",
-            remedy="use 2, or 1 if the drives are too small for 2",
-        )
-    check_directories(directories)
-    given_gpu_bytes = parse_bytes(gpu) if gpu is not None else None
-    owns_device = device is None or isinstance(device, str)
-    opened: Device = (
-        open_device(device, memory_bytes=given_gpu_bytes)
-        if device is None or isinstance(device, str)
-        else device
-    )
-    try:
-        if progress is not None:
-            progress(f"device {opened.name}: {opened.reason}")
-        if ram is not None:
-            ram_bytes = parse_bytes(ram)
-            _refuse_more_than_there_is(ram_bytes)
-        else:
-            ram_bytes = _free_ram(opened)
-        gpu_bytes = given_gpu_bytes if given_gpu_bytes is not None else _free_gpu(opened)
-        known = _known_drives(machine, directories, opened, progress, write_limit)
-        engine = attach_engine(
-            model,
-            optimizer,
-            ssd=directories,
-            ram_bytes=ram_bytes,
-            gpu_bytes=gpu_bytes,
-            machine=known,
-            device=opened,
+    if isinstance(machine, str):
+        machine = machine_from(machine)
+    return attach_with(
+        model,
+        optimizer,
+        Options(
+            ssd=_directories(ssd),
+            ram_bytes=parse_bytes(ram) if ram is not None else None,
+            gpu_bytes=parse_bytes(gpu) if gpu is not None else None,
+            device=device,
             policy=policy,
-            weights=weights,
-            moments=moments,
-            counters=counters,
-            buffers=buffers,
-            run=run,
+            machine=_known(machine) if isinstance(machine, MeasuredMachine) else machine,
             example=example,
             largest_step=largest_step,
             write_limit=write_limit,
@@ -157,13 +131,51 @@ def attach(
             progress=progress,
             is_tracing=is_tracing,
             on_planned=on_planned,
-            owns_device=owns_device,
+        ),
+        FirstStates(run=run, weights=weights, moments=moments, counters=counters, buffers=buffers),
+    )
+
+
+def attach_with(
+    model: torch.nn.Module, optimizer: AdamW, options: Options, first: FirstStates
+) -> Engine:
+    """`attach`, for callers that have their options in one piece: the trainers. Raises as it."""
+    if options.num_slots not in (1, 2):
+        raise ConfigError(
+            f"slots is {options.num_slots!r}",
+            why="states are kept once or twice",
+            remedy="use 2, or 1 if the drives are too small for 2",
+        )
+    check_directories(options.ssd)
+    device = options.device
+    owns_device = device is None or isinstance(device, str)
+    if device is None or isinstance(device, str):
+        device = open_device(device, memory_bytes=options.gpu_bytes)
+    try:
+        options.tell(f"device {device.name}: {device.reason}")
+        ram_bytes, gpu_bytes = options.ram_bytes, options.gpu_bytes
+        if ram_bytes is None:
+            ram_bytes = _free_ram(device)
+        else:
+            _refuse_more_than_there_is(ram_bytes)
+        machine = options.machine
+        return attach_engine(
+            model,
+            optimizer,
+            replace(
+                options,
+                ram_bytes=ram_bytes,
+                gpu_bytes=gpu_bytes if gpu_bytes is not None else _free_gpu(device),
+                machine=machine if machine is not None else _this_machine(options, device),
+                device=device,
+                owns_device=owns_device,
+            ),
+            first,
         )
     except BaseException:
         if owns_device:
-            opened.close()
+            device.close()
         raise
-    return engine
 
 
 def _directories(ssd: Directories) -> list[str | os.PathLike[str]]:
@@ -200,20 +212,9 @@ def _free_gpu(device: Device) -> int | None:
     return None if device.shares_ram else device.memory_bytes
 
 
-def _known_drives(
-    machine: Machine | MeasuredMachine | str | None,
-    directories: Sequence[str | os.PathLike[str]],
-    device: Device,
-    progress: Callable[[str], None] | None,
-    write_limit: WriteLimit | None,
-) -> KnownDrives:
+def _this_machine(options: Options, device: Device) -> KnownDrives:
     """What is known of this machine without writing to its drives, and how to know more."""
-    if isinstance(machine, str):
-        machine = machine_from(machine)
-    if isinstance(machine, MeasuredMachine):
-        return _known(machine)
-    if machine is not None:
-        return KnownDrives(machine=machine)
+    progress, write_limit = options.progress, options.write_limit
 
     def profile(needed: Collection[Part], most_bytes: int) -> MeasuredMachine:
         # Whether a machine is measured or remembered must not change what a run draws.
@@ -221,7 +222,7 @@ def _known_drives(
         cards = [] if target.type == "cpu" else [target]
         with torch.random.fork_rng(devices=cards), measuring_bar() as on_share:
             return profile_machine(
-                ssd=directories,
+                ssd=options.ssd,
                 device=device,
                 report=progress,
                 on_share=None if progress is None else on_share,

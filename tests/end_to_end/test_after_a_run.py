@@ -14,7 +14,7 @@ from support.trainer_engines import attach_small
 def test_a_run_started_with_relative_paths_is_known_from_everywhere(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     tiny_chat.save_model(tmp_path / "model")
     tiny_chat.write_jsonl(tmp_path / "rows.jsonl", tiny_chat.conversations(6))

@@ -44,7 +44,7 @@ def test_a_run_the_engine_refuses_leaves_what_was_there_before(
         raise DoesNotFit("1 GiB of RAM is needed", why="that is much", remedy="give more RAM")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lohan.train.trainer.saving.attach_engine", refuse)
+        patch.setattr("lohan.train.trainer.saving.attach_with", refuse)
         done = train(place, out=str(out), eval_data=str(place / "rows.jsonl"))
     assert done.exit_code == 2
     assert "give more RAM" in done.stderr

@@ -22,7 +22,7 @@ def commands(page: str) -> list[str]:
 def test_the_commands_of_the_documents_about_a_run_work_in_their_order(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     tiny_chat.save_model(tmp_path / "model")

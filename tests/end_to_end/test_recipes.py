@@ -28,7 +28,7 @@ recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_trains_on_the_answers(
     recipe: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = load_config(recipe)
     family = family_of(config.model)

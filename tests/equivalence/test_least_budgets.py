@@ -12,6 +12,7 @@ import transformers
 
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
+from lohan.engine.options import Options
 from lohan.errors import DoesNotFit
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.units import KIB, MIB, parse_bytes
@@ -60,13 +61,15 @@ def attach(
     return attach_engine(
         model,
         optimizer,
-        ssd=[directory],
-        ram_bytes=ram_bytes,
-        gpu_bytes=gpu_bytes,
-        machine=small_machine(),
-        device=device,
-        largest_step=batches(0),
-        num_threads=1,
+        Options(
+            ssd=[directory],
+            ram_bytes=ram_bytes,
+            gpu_bytes=gpu_bytes,
+            machine=small_machine(),
+            device=device,
+            largest_step=batches(0),
+            num_threads=1,
+        ),
     )
 
 
@@ -153,13 +156,15 @@ def test_more_than_the_least_fits_too(tmp_path: Path) -> None:
         attach_engine(
             twin,
             AdamW(twin.parameters(), lr=1e-3),
-            ssd=[tmp_path],
-            ram_bytes=ram_bytes,
-            gpu_bytes=None,
-            machine=small_machine(),
-            device="cpu",
-            largest_step=[batch],
-            loss_fn=loss_fn,
+            Options(
+                ssd=[tmp_path],
+                ram_bytes=ram_bytes,
+                gpu_bytes=None,
+                machine=small_machine(),
+                device="cpu",
+                largest_step=[batch],
+                loss_fn=loss_fn,
+            ),
         ).close(should_delete=True)
 
     with pytest.raises(DoesNotFit) as refused:

@@ -24,7 +24,7 @@ LOSS_FUNCTIONS = ("cross_entropy", "mse_loss", "binary_cross_entropy_with_logits
 
 @pytest.fixture(autouse=True)
 def _small_and_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -44,7 +44,7 @@ def make(
     folder: pathlib.Path, attach: Any, *callbacks: TrainerCallback, **changes: Any
 ) -> SFTTrainer:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lohan.train.trainer.saving.attach_engine", attach)
+        patch.setattr("lohan.train.trainer.saving.attach_with", attach)
         shape = changes.pop("shape", {})
         dropout = changes.pop("dropout", 0.0)
         tiny_chat.save_model(folder / "model", attention_dropout=dropout, **shape)
@@ -87,7 +87,7 @@ def count_forward(model: torch.nn.Module, _: Any) -> None:
 
 def train(trainer: SFTTrainer, resume: Any = None) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lohan.train.trainer.saving.attach_engine", trainer.attach_for_test)
+        patch.setattr("lohan.train.trainer.saving.attach_with", trainer.attach_for_test)
         trainer.train(resume_from_checkpoint=resume)
 
 

@@ -27,7 +27,7 @@ ENDED = tiny_chat.tokenizer().eos_token_id
 @pytest.fixture(autouse=True)
 def _small_and_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -11,9 +11,10 @@ import torch
 import transformers
 
 from lohan.engine.attach import attach_engine
+from lohan.engine.options import FirstStates, Options
 from lohan.errors import CheckpointError, ConfigError, DoesNotFit, LohanError, StorageError
 from support.engine_faults import everything_moves, is_empty, watched
-from support.engine_runs import batches_of, build, optimizer_for
+from support.engine_runs import FIRST_NAMES, batches_of, build, optimizer_for
 from support.small_machines import small_machine
 
 CASE = everything_moves("emulated")
@@ -153,6 +154,7 @@ def test_what_attach_refuses_leaves_nothing_behind(what: str, tmp_path: Path) ->
     model = build(CASE)
     model.config.use_cache = True
     options = change(model)
+    first = FirstStates(**{name: options.pop(name) for name in FIRST_NAMES if name in options})
     optimizer = options.pop("optimizer", None) or optimizer_for(CASE, model)
     before = fingerprint(model)
     place = tmp_path / "ssd0"
@@ -161,15 +163,18 @@ def test_what_attach_refuses_leaves_nothing_behind(what: str, tmp_path: Path) ->
         attach_engine(
             model,
             optimizer,
-            **{
-                "ssd": [place],
-                "ram_bytes": CASE.ram_bytes,
-                "gpu_bytes": CASE.gpu_bytes,
-                "machine": small_machine(1),
-                "device": "emulated",
-                "example": batches_of(CASE)[0][0],
-                **options,
-            },
+            Options(
+                **{
+                    "ssd": [place],
+                    "ram_bytes": CASE.ram_bytes,
+                    "gpu_bytes": CASE.gpu_bytes,
+                    "machine": small_machine(1),
+                    "device": "emulated",
+                    "example": batches_of(CASE)[0][0],
+                    **options,
+                }
+            ),
+            first,
         )
     assert is_empty(tmp_path)
     assert is_same(before, fingerprint(model))
@@ -182,12 +187,13 @@ def test_a_model_without_repeated_blocks_is_refused_as_it_is(tmp_path: Path) -> 
         attach_engine(
             model,
             optimizer_for(CASE, model),
-            ssd=[tmp_path],
-            ram_bytes=CASE.ram_bytes,
-            gpu_bytes=None,
-            machine=small_machine(1),
-            device="cpu",
-            example={"input": torch.zeros(2, 4, dtype=torch.bfloat16)},
+            Options(
+                ssd=[tmp_path],
+                ram_bytes=CASE.ram_bytes,
+                machine=small_machine(1),
+                device="cpu",
+                example={"input": torch.zeros(2, 4, dtype=torch.bfloat16)},
+            ),
         )
     assert not list(tmp_path.iterdir())
     assert is_same(before, fingerprint(model))
@@ -195,15 +201,15 @@ def test_a_model_without_repeated_blocks_is_refused_as_it_is(tmp_path: Path) -> 
 
 def test_another_model_cannot_go_on_with_a_run(tmp_path: Path) -> None:
     model = build(CASE)
-    options: dict[str, Any] = {
-        "ssd": [tmp_path],
-        "ram_bytes": CASE.ram_bytes,
-        "gpu_bytes": CASE.gpu_bytes,
-        "machine": small_machine(1),
-        "device": "cpu",
-        "example": batches_of(CASE)[0][0],
-    }
-    with attach_engine(model, optimizer_for(CASE, model), **options) as engine:
+    options = Options(
+        ssd=[tmp_path],
+        ram_bytes=CASE.ram_bytes,
+        gpu_bytes=CASE.gpu_bytes,
+        machine=small_machine(1),
+        device="cpu",
+        example=batches_of(CASE)[0][0],
+    )
+    with attach_engine(model, optimizer_for(CASE, model), options) as engine:
         engine.step(batches_of(CASE)[0])
         engine.seal()
     config = copy.deepcopy(model.config)
@@ -211,10 +217,11 @@ def test_another_model_cannot_go_on_with_a_run(tmp_path: Path) -> None:
     other = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     before = fingerprint(other)
     with watched(), pytest.raises(CheckpointError):
-        attach_engine(other, optimizer_for(CASE, other), run=engine.run_id, **options)
+        attach_engine(other, optimizer_for(CASE, other), options, FirstStates(run=engine.run_id))
     assert is_same(before, fingerprint(other))
     again = build(CASE)
-    with attach_engine(again, optimizer_for(CASE, again), run=engine.run_id, **options) as resumed:
+    first = FirstStates(run=engine.run_id)
+    with attach_engine(again, optimizer_for(CASE, again), options, first) as resumed:
         assert resumed.num_steps == 1
         resumed.close(should_delete=True)
     assert not list(tmp_path.iterdir())
@@ -229,11 +236,12 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
             attach_engine(
                 model,
                 optimizer_for(CASE, model),
-                ssd=[tmp_path],
-                ram_bytes=CASE.ram_bytes,
-                gpu_bytes=None,
-                machine=small_machine(1),
-                device="cpu",
+                Options(
+                    ssd=[tmp_path],
+                    ram_bytes=CASE.ram_bytes,
+                    machine=small_machine(1),
+                    device="cpu",
+                ),
             )
     finally:
         tmp_path.chmod(0o700)

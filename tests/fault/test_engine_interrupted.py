@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_an_error_of_the_loss_function_is_seen_as_it_is(tmp_path: Path) -> None:
         return loss
 
     def use(engine: Engine) -> None:
-        engine._setup.loss_fn = loss_fn
+        engine._setup.options = replace(engine._setup.options, loss_fn=loss_fn)
 
     told = disturbed_run(case, tmp_path, before=at("step 2", use))
     assert told.error is count.error

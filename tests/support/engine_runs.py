@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
+from lohan.engine.options import FirstStates, Options
 from lohan.engine.planning.plan_run import Policy
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
@@ -121,6 +122,9 @@ def optimizer_for(case: EngineCase, model: torch.nn.Module, lr: float = 3e-3) ->
     return AdamW([g for g in groups if g["params"]], lr=lr, max_grad_norm=case.max_grad_norm)
 
 
+FIRST_NAMES = tuple(one.name for one in fields(FirstStates))
+
+
 def attach(
     case: EngineCase,
     model: torch.nn.Module,
@@ -134,18 +138,23 @@ def attach(
         place.mkdir(exist_ok=True)
         places.append(place)
     tiny = TINY_MODELS[case.model]
+    given = {"device": case.device, **case.options, **options}
+    first = FirstStates(**{name: given.pop(name) for name in FIRST_NAMES if name in given})
     return attach_engine(
         model,
         optimizer,
-        ssd=places,
-        ram_bytes=case.ram_bytes,
-        gpu_bytes=case.gpu_bytes,
-        machine=small_machine(case.num_ssds),
-        policy=forced(case),
-        num_threads=case.num_threads,
-        example=tiny.batch(0, case.dtype),
-        loss_fn=LOSS_FUNCTIONS.get(case.model),
-        **{"device": case.device, **case.options, **options},
+        Options(
+            ssd=places,
+            ram_bytes=case.ram_bytes,
+            gpu_bytes=case.gpu_bytes,
+            machine=small_machine(case.num_ssds),
+            policy=forced(case),
+            num_threads=case.num_threads,
+            example=tiny.batch(0, case.dtype),
+            loss_fn=LOSS_FUNCTIONS.get(case.model),
+            **given,
+        ),
+        first,
     )
 
 

@@ -23,7 +23,7 @@ def main() -> None:
     from support.trainer_engines import attach_small
 
     torch.set_num_threads(1)
-    lohan.train.trainer.saving.attach_engine = attach_small
+    lohan.train.trainer.saving.attach_with = attach_small
     lohan_main()
 
 

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 from lohan.engine.model_buffers import ModelBuffers
+from lohan.engine.options import FirstStates, Options
 from lohan.errors import CheckpointError
 from lohan.optimizer import AdamWSettings, prepare_step
 from lohan.optimizer.reference import adamw_elements
@@ -216,19 +217,18 @@ def _put(
                 module._parameters[own] = fresh
 
 
-def attach_plainly(
-    model: Any,
-    optimizer: Any,
-    *,
-    offload: Any,
-    progress: Any,
-    largest_step: Any = None,
-    write_limit: Any = None,
-    on_planned: Any = None,
-    **kwargs: Any,
-) -> PlainEngine:
-    """In place of `lohan.train.trainer.attaching.attach_engine`; nothing is planned."""
-    return PlainEngine(model, optimizer, **kwargs)
+def attach_plainly(model: Any, optimizer: Any, options: Options, first: FirstStates) -> PlainEngine:
+    """In place of `lohan.attaching.attach_with`; nothing is planned."""
+    return PlainEngine(
+        model,
+        optimizer,
+        ssd=list(options.ssd),
+        run=first.run,
+        weights=first.weights,
+        moments=first.moments,
+        counters=first.counters,
+        buffers=first.buffers,
+    )
 
 
 class MasterAdamW(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ from support.plain_engine import attach_plainly
 
 def make_place(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A folder with a model, rows and an SSD directory; no hub, and no machine is measured."""
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_plainly)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_plainly)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     tiny_chat.save_model(folder / "model")
     tiny_chat.write_jsonl(folder / "rows.jsonl", tiny_chat.conversations(10))

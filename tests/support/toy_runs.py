@@ -13,6 +13,7 @@ from lohan.drive import LossFunction
 from lohan.drive.micro_batch import loss_of
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
+from lohan.engine.options import Options
 from lohan.optimizer import reference
 from lohan.optimizer.settings import prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale
@@ -81,16 +82,18 @@ def attach_toy(
     return attach_engine(
         model,
         optimizer,
-        ssd=[directory],
-        ram_bytes=64 * MIB,
-        gpu_bytes=64 * MIB,
-        machine=small_machine(),
-        num_threads=1,
-        example=toy_steps(1, 1)[0][0] if example is None else example,
-        loss_fn=loss_fn,
-        device=device,
-        progress=progress,
-        policy=forced(EngineCase(choice=choice)),
+        Options(
+            ssd=[directory],
+            ram_bytes=64 * MIB,
+            gpu_bytes=64 * MIB,
+            machine=small_machine(),
+            num_threads=1,
+            example=toy_steps(1, 1)[0][0] if example is None else example,
+            loss_fn=loss_fn,
+            device=device,
+            progress=progress,
+            policy=forced(EngineCase(choice=choice)),
+        ),
     )
 
 

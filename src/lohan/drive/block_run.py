@@ -4,7 +4,7 @@ Owns what must survive between the two (`BlockVisit`): where the inputs went, th
 the ambient settings, buffers the block changes. The forward builds a graph as the plain run does,
 because operators choose kernels by whether they need one. If all of it is to stay, it is kept
 (`kept_graph`); else it is dropped as soon as the forward ends, which needs as much memory as the
-re-run, and nothing survives but what was put into the store. Called by `segments.passes` on the
+re-run, and nothing survives but what was put into the store. Called by `passes` on the
 main thread.
 """
 

@@ -2,7 +2,7 @@
 
 The sum is the one that calling `backward` once per micro-batch leaves in `.grad`: the first
 gradient as it is, every further one added in the type of the parameter. Owns the order and the
-buffers until a segment is finished; then the caller owns them. Called by `segments.step`.
+buffers until a segment is finished; then the caller owns them. Called by `segmented_model`.
 """
 
 from collections.abc import Callable, Mapping

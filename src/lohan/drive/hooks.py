@@ -1,6 +1,6 @@
 """What the driver and its caller agree on: the order of a forward, and the calls around a segment.
 
-Owns names only. Implemented by the engine (hooks), read by `segments.passes`.
+Owns names only. Implemented by the engine (hooks), read by `passes`.
 """
 
 from enum import StrEnum

@@ -2,7 +2,7 @@
 
 Owns the call of the user's model (on the strand's thread) and the interception of its blocks:
 while a step runs, calling a block asks the driving thread for the block's outputs. Does not run
-blocks. Called by `segments.step`; threads as in the note "One at a time" of `segments.baton`.
+blocks. Called by `segmented_model`; see `micro_batch_threads`, note "One at a time".
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Running unmodified `forward` functions side by side, one at a time.
 
 Owns the thread of one micro-batch and the handing over of control (the baton). Knows nothing of
-models or tensors. Called by `segments.step`.
+models or tensors. Called by `segmented_model`.
 
 Note "One at a time". A `Strand` runs a function in a thread of its own, but never at the same
 time as the thread that drives it: `resume` hands the baton to the strand and blocks until the

@@ -3,7 +3,7 @@
 Owns two things that make this safe while weights come and go: tensors saved for backward that
 are weights are remembered by place and looked up again (`weights_by_place`), and use of a weight
 that is away is refused (`PresenceMode`); and the backward of one stretch of that graph
-(`rest_backward`), which stops where the stretch began. Called by `segments.step`.
+(`rest_backward`), which stops where the stretch began. Called by `segmented_model`.
 """
 
 from collections.abc import Callable, Container, Iterable

@@ -1,7 +1,7 @@
 """The forward and backward pass of one step over all its micro-batches.
 
 Owns the order: all micro-batches through block k before block k+1, the last segment forward and
-backward at the turn, then blocks in reverse. Made by `segments.step` for one step and thrown away
+backward at the turn, then blocks in reverse. Made by `segmented_model` for one step and thrown away
 after it; runs on the main thread.
 """
 

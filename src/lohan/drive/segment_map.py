@@ -1,7 +1,7 @@
 """The parts of a model in the order they run: blocks, and the rest before, between and after.
 
 Owns which parameter belongs to which segment and which segments borrow it. Does not find blocks
-(`lohan.model.blocks` does) and holds no tensors. Read by `segments.step` and by whoever plans
+(`lohan.model.blocks` does) and holds no tensors. Read by `segmented_model` and by whoever plans
 movement. `BlockId` counts segments.
 """
 

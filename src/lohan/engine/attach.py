@@ -6,26 +6,24 @@ before anything is written. `lohan.attach` finds out what machine it runs on and
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import UninitializedParameter
 
 from lohan.device import open_device
 from lohan.device.device import Device
-from lohan.drive import LossFunction
 from lohan.engine.engine import Engine
 from lohan.engine.freed_memory import bound_held_memory
-from lohan.engine.loss import Progress
 from lohan.engine.model_buffers import ModelBuffers
+from lohan.engine.options import FirstStates, Options
 from lohan.engine.planning.budgets import Budgets
 from lohan.engine.planning.known_drives import KnownDrives, measured_if_used
-from lohan.engine.planning.plan_run import PlannedRun, Policy, master_format_of, plan_run
+from lohan.engine.planning.plan_run import PlannedRun, master_format_of, plan_run
 from lohan.engine.planning.swap_room import try_swap_room
 from lohan.engine.planning.traced_model import TracedModel, sizes_of
-from lohan.engine.planning.write_limit import WriteLimit
 from lohan.engine.results import RunCounters
 from lohan.engine.run_setup import (
     RunSetup,
@@ -41,204 +39,206 @@ from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.lanes.step_record import NonFinitePolicy
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.ssd import CHUNK_BYTES, IoEngine, add_drives, choose_engine
+from lohan.plan.plan import Plan
+from lohan.ssd import DriveId, IoEngine, RunDirectories, add_drives, choose_engine
 from lohan.store import (
     ComputeFormat,
-    MasterFormat,
     SlotCount,
+    StateLayout,
     StateStore,
     create_states,
     open_states,
 )
-from lohan.store.initial import Moments
 from lohan.units import format_bytes
+
+_AS_THE_MODEL_IS = FirstStates()
 
 
 def attach_engine(
     model: torch.nn.Module,
     optimizer: AdamW,
-    *,
-    ssd: Sequence[str | os.PathLike[str]],
-    ram_bytes: int,
-    gpu_bytes: int | None,
-    machine: Machine | KnownDrives,
-    device: str | Device | None = None,
-    policy: str | Policy = "lohan+",
-    master_format: MasterFormat | None = None,
-    weights: Iterable[tuple[str, torch.Tensor]] | None = None,
-    moments: Moments | None = None,
-    counters: Mapping[str, Any] | None = None,
-    buffers: Mapping[str, Any] | None = None,
-    run: str | None = None,
-    example: Any | None = None,
-    largest_step: Sequence[Any] | None = None,
-    write_limit: WriteLimit | None = None,
-    loss_fn: LossFunction | None = None,
-    nonfinite: str = "stop",
-    num_slots: int = 2,
-    num_threads: int | None = None,
-    progress: Progress | None = None,
-    is_tracing: bool = False,
-    on_planned: Callable[[PlannedRun], None] | None = None,
-    io: IoEngine | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-    owns_device: bool = False,
-    update_parameters_per_second: float | None = None,
+    options: Options,
+    first: FirstStates = _AS_THE_MODEL_IS,
 ) -> Engine:
-    """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`.
-
-    `master_format` is the policy's unless given; a function as policy gets split ones where it can.
-    `update_parameters_per_second` holds CPU updates back to a rate, for emulated machines.
-    """
-    nonfinite_policy = _nonfinite(nonfinite)
+    """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`."""
+    assert options.ram_bytes is not None, "`attaching` asks the machine"
+    assert options.machine is not None, "`attaching` asks the machine"
+    nonfinite = _nonfinite(options.nonfinite)
     _check_optimizer(model, optimizer)
     compute_format = compute_format_of(model)
     refuse_meta_buffers(model)
-    kept_buffers = ModelBuffers(model, None if run is not None else buffers)
-    _check_counters(counters)
-    dtype = torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16
-    tell: Callable[[str], None] = progress if progress is not None else _silent
+    buffers = ModelBuffers(model, None if first.run is not None else first.buffers)
+    _check_counters(first.counters)
     num_fp32 = sum(p.dtype is torch.float32 for p in model.parameters())
     if num_fp32 and num_fp32 < sum(1 for _ in model.parameters()):
-        tell(f"{num_fp32} parameters are fp32; they compute in bf16 here, as the others do")
-    budgets = Budgets(ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, writes=write_limit)
+        options.tell(f"{num_fp32} parameters are fp32; they compute in bf16 here, as the others do")
+    known = options.machine
+    if not isinstance(known, KnownDrives):
+        known = KnownDrives(machine=known)
+    budgets = Budgets(
+        ram_bytes=options.ram_bytes, gpu_bytes=options.gpu_bytes, writes=options.write_limit
+    )
     with contextlib.ExitStack() as undo:
-        opened: Device
-        if device is None or isinstance(device, str):
-            opened, owns_device = open_device(device, memory_bytes=gpu_bytes), True
-            undo.callback(opened.close)
-        else:
-            opened = device
-        known = machine if isinstance(machine, KnownDrives) else KnownDrives(machine=machine)
-        if opened.shares_ram:
-            bound_held_memory(ram_bytes + (gpu_bytes or 0))
-        if example is None and largest_step:
-            # Known to fit the model, where inputs made up for it might not.
-            example = largest_step[0]
-        tell("tracing the model")
+        device, options = _open_device(options, undo)
+        if device.shares_ram:
+            bound_held_memory(budgets.ram_bytes + (budgets.gpu_bytes or 0))
+        options.tell("tracing the model")
         traced = TracedModel(
-            model, dtype=dtype, device=opened.torch_device, example=example, loss_fn=loss_fn
+            model,
+            dtype=torch.bfloat16 if compute_format is ComputeFormat.BF16 else torch.float16,
+            device=device.torch_device,
+            # A batch that comes is known to fit the model, where inputs made up might not.
+            example=options.example
+            if options.example is not None or not options.largest_step
+            else options.largest_step[0],
+            loss_fn=options.loss_fn,
         )
-        masters = master_format or master_format_of(policy, compute_format)
+        masters = options.master_format or master_format_of(options.policy, compute_format)
         segments, layout = lay_out(model, traced, compute_format, masters)
-        first = None if run is not None else initial_tensors(model, weights)
-        waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite_policy)
+        values = None if first.run is not None else initial_tensors(model, first.weights)
+        waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite)
 
         def plan(machine: Machine, budgets: Budgets) -> PlannedRun | None:
             # Without batches, the smallest step there can be shows whether drives are used.
-            sizes = sizes_of(largest_step) if largest_step else traced.smallest_sizes
-            with contextlib.nullcontext() if largest_step else contextlib.suppress(DoesNotFit):
+            steps = options.largest_step
+            sizes = sizes_of(steps) if steps else traced.smallest_sizes
+            with contextlib.nullcontext() if steps else contextlib.suppress(DoesNotFit):
                 return plan_run(
-                    traced.shape(sizes, largest_step or [None]),
+                    traced.shape(sizes, steps or [None]),
                     sizes,
-                    policy=policy,
+                    policy=options.policy,
                     machine=machine,
                     budgets=budgets,
                     layout=layout,
                     clips_gradients=waits_for_norm,
-                    shares_ram=opened.shares_ram,
+                    shares_ram=device.shares_ram,
                 )
             return None
 
         planned = None
-        if largest_step or known.measure is not None or run is None:
-            tell("checking that the largest step fits" if largest_step else "planning")
+        if options.largest_step or known.measure is not None or first.run is None:
+            options.tell(
+                "checking that the largest step fits" if options.largest_step else "planning"
+            )
             known, budgets, planned = measured_if_used(known, budgets, plan)
-        if on_planned is not None and largest_step:
-            planned = plan(_as_computing(known.machine, opened), budgets)
+        if options.on_planned is not None and options.largest_step:
+            planned = plan(_as_computing(known.machine, device), budgets)
             assert planned is not None, "the largest step fits"
-            on_planned(planned)
-        directories, is_new = open_run(ssd, run)
+            options.on_planned(planned)
+        directories, is_new = open_run(options.ssd, first.run)
         undo.callback(lambda: directories.close(should_delete=is_new))
-        engine_io = io if io is not None else choose_engine()[0]
-        undo.callback(engine_io.close)
-        drives = add_drives(engine_io, directories.paths, known.settings)
-        store: StateStore
-        if is_new:
-            states_bytes = num_slots * layout.slot_bytes() + layout.frozen_bytes()
-            tell(f"reserving {format_bytes(states_bytes)} for states on {len(ssd)} drive(s)")
-            store = create_states(
-                directories,
-                layout,
-                engine=engine_io,
-                drives=drives,
-                weights=known.weights,
-                slot_count=SlotCount.TWO if num_slots == 2 else SlotCount.ONE,
-                scratch_bytes=budgets.scratch_bytes,
-                chunk_bytes=chunk_bytes,
-                should_verify_reads=False,
-            )
-            undo.callback(lambda: store.close(should_delete=True))
-            if planned is not None:
-                try_swap_room(
-                    planned.plan,
-                    layout,
-                    directories,
-                    states_bytes=states_bytes,
-                    engine=engine_io,
-                    drives=drives,
-                    weights=known.weights,
-                    chunk_bytes=chunk_bytes,
-                )
-            tell("writing the first states")
-            assert first is not None
-            store.fill(first, moments=moments, should_verify=False)
-            store.seal(
-                step=int(counters["num_steps"]) if counters else 0,
-                metadata=seal_metadata(
-                    counters=counters or None, buffers=kept_buffers.to_json(), user={}
-                ),
-            )
+        io = options.io if options.io is not None else choose_engine()[0]
+        undo.callback(io.close)
+        drives = add_drives(io, directories.paths, known.settings)
+        places = _Places(directories, io, drives, known, options)
+        if values is not None:
+            plan_to_try = planned.plan if planned is not None else None
+            store = _new_states(places, layout, budgets, plan_to_try, values, first, buffers, undo)
         else:
-            tell("opening and verifying the states of the last seal")
+            options.tell("opening and verifying the states of the last seal")
             store = open_states(
                 directories,
-                engine=engine_io,
+                engine=io,
                 layout=layout,
                 drives=drives,
                 scratch_bytes=budgets.scratch_bytes,
                 should_verify_reads=False,
             )
             undo.callback(store.close)
-            kept_buffers = ModelBuffers(model, sealed_buffers(store.sealed))
-        sets = take_model_out(model, segments, layout, opened)
+            buffers = ModelBuffers(model, sealed_buffers(store.sealed))
         setup = RunSetup(
+            options=options,
             model=model,
             traced=traced,
             segments=segments,
-            sets=sets,
-            dtype=dtype,
-            device=opened,
-            io=engine_io,
+            sets=take_model_out(model, segments, layout, device),
+            device=device,
+            io=io,
             run=directories,
             drives=drives,
             store=store,
-            machine=_as_computing(known.machine, opened),
+            machine=_as_computing(known.machine, device),
             known=known,
             budgets=budgets,
-            policy=policy,
-            loss_fn=loss_fn,
             waits_for_norm=waits_for_norm,
-            nonfinite=nonfinite_policy,
-            num_threads=num_threads or _default_threads(opened),
-            progress=progress,
-            chunk_bytes=chunk_bytes,
-            owns_device=owns_device,
-            update_parameters_per_second=update_parameters_per_second,
-            is_new=is_new,
+            nonfinite=nonfinite,
+            num_threads=options.num_threads or _default_threads(device),
         )
-        engine = Engine(setup, optimizer, kept_buffers, is_tracing=is_tracing)
+        engine = Engine(setup, optimizer, buffers)
         undo.pop_all()
     return engine
+
+
+def _open_device(options: Options, undo: contextlib.ExitStack) -> tuple[Device, Options]:
+    """The device, and who closes it."""
+    if options.device is None or isinstance(options.device, str):
+        opened = open_device(options.device, memory_bytes=options.gpu_bytes)
+        undo.callback(opened.close)
+        return opened, replace(options, owns_device=True)
+    return options.device, options
+
+
+class _Places(NamedTuple):
+    """Where states go."""
+
+    directories: RunDirectories
+    io: IoEngine
+    drives: Sequence[DriveId]
+    known: KnownDrives
+    options: Options
+
+
+def _new_states(
+    places: _Places,
+    layout: StateLayout,
+    budgets: Budgets,
+    plan: Plan | None,
+    values: Iterable[tuple[str, torch.Tensor]],
+    first: FirstStates,
+    buffers: ModelBuffers,
+    undo: contextlib.ExitStack,
+) -> StateStore:
+    """Reserve room for states and for what the plan swaps, write the states, seal them."""
+    directories, io, drives, known, options = places
+    states_bytes = options.num_slots * layout.slot_bytes() + layout.frozen_bytes()
+    options.tell(
+        f"reserving {format_bytes(states_bytes)} for states on {len(options.ssd)} drive(s)"
+    )
+    store = create_states(
+        directories,
+        layout,
+        engine=io,
+        drives=drives,
+        weights=known.weights,
+        slot_count=SlotCount.TWO if options.num_slots == 2 else SlotCount.ONE,
+        scratch_bytes=budgets.scratch_bytes,
+        chunk_bytes=options.chunk_bytes,
+        should_verify_reads=False,
+    )
+    undo.callback(lambda: store.close(should_delete=True))
+    if plan is not None:
+        try_swap_room(
+            plan,
+            layout,
+            directories,
+            states_bytes=states_bytes,
+            engine=io,
+            drives=drives,
+            weights=known.weights,
+            chunk_bytes=options.chunk_bytes,
+        )
+    options.tell("writing the first states")
+    store.fill(values, moments=first.moments, should_verify=False)
+    store.seal(
+        step=int(first.counters["num_steps"]) if first.counters else 0,
+        metadata=seal_metadata(counters=first.counters or None, buffers=buffers.to_json(), user={}),
+    )
+    return store
 
 
 def _as_computing(machine: Machine, device: Device) -> Machine:
     """The machine, which has no GPU if the processor computes, whatever it was measured with."""
     return replace(machine, gpu=replace(machine.gpu, is_processor=device.shares_ram))
-
-
-def _silent(_: str) -> None:
-    """Nobody listens."""
 
 
 def _waits_for_norm(

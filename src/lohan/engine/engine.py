@@ -1,12 +1,11 @@
 """The engine: trains an ordinary PyTorch model whose states live on SSD.
 
-Owns the run from attach to close: the plan, the lanes, the books of steps, sealing, and what
-happens when something fails. The work is in the other files of this folder. Called by users, and
-by `train`. Everything here runs on the main thread.
+Owns the run from attach to close: which plan is in use, sealing, what can be asked, and what
+happens when something fails. How a step runs is `step`. Called by users, and by `train`. Everything
+here runs on the main thread.
 """
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -14,57 +13,55 @@ from typing import Any, Self
 import torch
 
 from lohan.drive import LossFunction
-from lohan.engine.engine_answers import EngineAnswers
 from lohan.engine.engine_life import EngineLife
-from lohan.engine.loss import LossScale, counted_losses, loss_weights, num_tokens
+from lohan.engine.loss import LossScale, loss_weights
 from lohan.engine.model_buffers import ModelBuffers
 from lohan.engine.planning.plan_run import PlannedRun
-from lohan.engine.planning.predicting import Predictions
 from lohan.engine.planning.traced_model import sizes_of
 from lohan.engine.replanning import faster_plan
 from lohan.engine.results import RunCounters, StepResult, of_one_step
 from lohan.engine.run_setup import RunSetup
 from lohan.engine.running import RunningPlan, start_running
-from lohan.engine.seal_metadata import seal_metadata, sealed_counters
-from lohan.errors import OutOfSpace
-from lohan.lanes.lane_load import LaneLoad
-from lohan.lanes.step_record import (
-    StepRecord,
-    groups_by_name,
-    looks_at_gradients,
-    refuse_replaced,
+from lohan.engine.seal_metadata import Sealed, seal_metadata, sealed_counters
+from lohan.engine.step import (
+    Books,
+    begin_record,
+    finish_updates,
+    forward_only,
+    learn_draws,
+    take_step,
 )
-from lohan.optimizer.torch_optimizer import AdamW, GroupRates
-from lohan.simulate.bottleneck import bottleneck_words
-from lohan.simulate.learned import work_seconds
-from lohan.trace import Recorder
+from lohan.errors import OutOfSpace
+from lohan.hardware.machine import Machine
+from lohan.lanes.step_record import refuse_replaced
+from lohan.optimizer.torch_optimizer import AdamW
+from lohan.plan.plan import Plan
+from lohan.simulate import SimulatedStep
+from lohan.store import StateStore, StoreCounters
+from lohan.trace import Recorder, Trace
 
 _NUM_TRACED_SPANS = 20_000
 
 
-class Engine(EngineAnswers):
+class Engine:
     """Made by `attach`; a context manager. One step at a time, from one thread.
 
     After a failure nothing more can be done with it but `close`: the last seal is intact, and the
     run can be attached again from it.
     """
 
-    def __init__(
-        self, setup: RunSetup, optimizer: AdamW, buffers: ModelBuffers, *, is_tracing: bool
-    ) -> None:
+    def __init__(self, setup: RunSetup, optimizer: AdamW, buffers: ModelBuffers) -> None:
         """Called by `attach`."""
         self._setup, self.optimizer, self._buffers = setup, optimizer, buffers
         self.model, self.device = setup.model, setup.device
-        self._counters = RunCounters(scale=LossScale() if setup.dtype is torch.float16 else None)
-        self._recorder = Recorder(is_on=is_tracing, capacity_spans=_NUM_TRACED_SPANS)
-        self._load = LaneLoad()
-        self._predictions = Predictions()
-        self._running: RunningPlan | None = None
-        self._life = EngineLife()
-        self._is_settled = True
+        counters = RunCounters(scale=LossScale() if setup.dtype is torch.float16 else None)
         counted = sealed_counters(setup.store.sealed)
         if counted is not None:
-            self._counters.take(counted)
+            counters.take(counted)
+        self._books = Books(counters=counters)
+        self._recorder = Recorder(is_on=setup.options.is_tracing, capacity_spans=_NUM_TRACED_SPANS)
+        self._running: RunningPlan | None = None
+        self._life = EngineLife()
 
     # What a user does --------------------------------------------------------------------------
 
@@ -89,7 +86,7 @@ class Engine(EngineAnswers):
         """
         self._refuse_if_over()
         batches = self._setup.on_device(micro_batches)
-        loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
+        loss_fn = loss_fn if loss_fn is not None else self._setup.options.loss_fn
         shares = loss_weights(
             batches,
             weights,
@@ -99,9 +96,11 @@ class Engine(EngineAnswers):
         refuse_replaced(self.model, attached)
         rates, running = self._setup.rates_of(self.optimizer), self._plan_for(batches)
         with self._failing_for_good():
-            self._learn_draws(running, batches, loss_fn)
+            learn_draws(self._setup, running, batches, loss_fn)
             refuse_replaced(self.model, attached)
-            result = self._step(running, batches, loss_fn, shares, rates)
+            record = begin_record(self._setup, self._books.counters, self.optimizer, rates)
+            result = take_step(self._setup, running, self._books, record, batches, shares, loss_fn)
+            self._learn_machine(running)
         self.optimizer.note_step()
         return result
 
@@ -122,16 +121,16 @@ class Engine(EngineAnswers):
         """
         self._refuse_if_over()
         given = self._setup.on_device(batches)
-        loss_fn = loss_fn if loss_fn is not None else self._setup.loss_fn
+        loss_fn = loss_fn if loss_fn is not None else self._setup.options.loss_fn
         losses: list[float] = []
         size = self._running.planned.sizes.num_micro_batches if self._running is not None else 1
         for first in range(0, len(given), size):
             group = given[first : first + size]
             running = self._plan_for(group)
             with self._failing_for_good():
-                self._learn_draws(running, group, loss_fn)
-                self._flush(running)
-                with self._evaluation(running):
+                learn_draws(self._setup, running, group, loss_fn)
+                finish_updates(running)
+                with forward_only(self._setup, running):
                     found = running.model.evaluate(group, loss_fn)
                 losses += [float(loss) for loss in found]
         return losses
@@ -151,7 +150,7 @@ class Engine(EngineAnswers):
         self._refuse_if_over()
         if self._running is not None:
             with self._failing_for_good():
-                self._flush(self._running)
+                finish_updates(self._running)
 
     def seal(self, metadata: Mapping[str, Any] | None = None) -> None:
         """Make this the point a later `attach(run=...)` goes on from; crash-safe.
@@ -165,7 +164,7 @@ class Engine(EngineAnswers):
         """
         self.synchronize()
         self._setup.store.seal(
-            step=self._counters.num_steps,
+            step=self.num_steps,
             metadata=seal_metadata(
                 counters=self.counters, buffers=self.buffers, user=metadata or {}
             ),
@@ -186,99 +185,105 @@ class Engine(EngineAnswers):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # A step ------------------------------------------------------------------------------------
+    # What can be asked between steps: nothing here changes anything --------------------------
 
-    def _step(
-        self,
-        running: RunningPlan,
-        batches: list[Any],
-        loss_fn: LossFunction | None,
-        shares: list[float],
-        rates: list[GroupRates],
-    ) -> StepResult:
-        predicted_seconds = self._predictions.before_step(running.planned)
-        started, before = time.perf_counter(), running.counters
-        scale = self._counters.scale.value if self._counters.scale is not None else None
-        record = self._record(rates, scale)
-        tasks, number = running.rolling.step(), running.rolling.num_passes - 1
-        self._load.begin(started)
-        running.activations.begin(
-            running.planned.plan, number, running.rolling.pools["moving"].capacity_bytes
+    @property
+    def run_id(self) -> str:
+        """Names the run's directories on the SSDs; `attach(run=...)` takes it up again."""
+        return self._setup.run.run_id
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken, skipped ones included."""
+        return self._books.counters.num_steps
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """What a copy of the states needs besides them: `attach(counters=...)` takes it."""
+        return self._books.counters.to_json()
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """The model's persistent buffers for such a copy: `attach(buffers=...)` takes it."""
+        return self._buffers.to_json()
+
+    @property
+    def sealed(self) -> Sealed | None:
+        """The last resume point."""
+        return Sealed.of(self._setup.store.sealed)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use; None before the first step."""
+        return self._running.planned.plan if self._running is not None else None
+
+    @property
+    def machine(self) -> Machine:
+        """What the plan counts on: as measured, and after the first steps as they showed it."""
+        return self._setup.machine
+
+    @property
+    def gpu_peak_bytes(self) -> int | None:
+        """Most held at once on the device; None where it computes in main memory."""
+        device = self._setup.device
+        return None if device.shares_ram else device.peak_bytes
+
+    @property
+    def prediction(self) -> SimulatedStep | None:
+        """What the simulator says the next step takes, by what steps have shown so far; None
+        before the first plan."""
+        return None if self._running is None else self._books.predictions.of(self._running.planned)
+
+    @property
+    def rates_note(self) -> str:
+        """What to know about the rates of drives in predictions; empty once steps have shown
+        them."""
+        return "" if self._books.predictions.has_learned else self._setup.known.note
+
+    @property
+    def is_rehearsing(self) -> bool:
+        """Whether a loss function is called only to count its draws; its result is thrown away."""
+        return self._running is not None and self._running.model.is_learning_draws
+
+    @property
+    def store(self) -> StateStore:
+        """The states."""
+        return self._setup.store
+
+    @property
+    def written_bytes(self) -> int:
+        """Written to the SSDs by attaching and since: to measure them, first states, steps,
+        seals."""
+        return self._setup.written_bytes
+
+    @property
+    def measuring_bytes(self) -> int:
+        """As much of that as was written to measure the SSDs."""
+        return self._setup.known.written_bytes
+
+    @property
+    def traffic(self) -> StoreCounters:
+        """SSD traffic of the plan in use. What a step moves goes on after its call has ended: for
+        exact figures ask after `synchronize`."""
+        return self._running.counters if self._running is not None else StoreCounters()
+
+    @property
+    def ram_peak_bytes(self) -> int:
+        """Most main memory held at once by buffers and resident states, of all plans so far."""
+        buffers = self._running.host.peak_bytes if self._running is not None else 0
+        return max(buffers, self._setup.past_buffers_bytes) + self.store.ram_peak_bytes
+
+    def trace(self) -> Trace:
+        """What the lanes did so far (the newest spans), if the engine was attached to trace."""
+        plan = self.plan
+        return self._recorder.trace(
+            f"{plan.policy if plan else 'no plan'} on {self._setup.device.name}",
+            budgets_bytes=dict(plan.ledger.budgets) if plan else None,
         )
-        self._is_settled = False
-        running.lanes.submit(tasks)
-        running.driver.begin(tasks, number, record)
-        with self._setup.device.compute():
-            found = running.model.step(
-                batches,
-                loss_fn,
-                factors=[share * (scale or 1.0) for share in shares],
-                choices=running.planned.choices,
-            )
-        running.driver.end()
-        running.activations.end()
-        # Gradients that are not finite are this step's failure, not that of a later call.
-        for task in filter(looks_at_gradients, tasks):
-            running.lanes.wait(task.id)
-        self._counters.count(record)
-        ended, traffic = time.perf_counter(), running.counters.since(before)
-        planned, (ran, busy) = running.planned, self._load.end(ended)
-        self._predictions.learn(ran, ended - started, planned)
-        work = work_seconds(ran, planned.machine, planned.plan.system.rates)
-        self._learn_machine(running)
-        return StepResult.of(
-            record,
-            counted_losses(found, shares, scale),
-            tokens=sum(num_tokens(batch) for batch in batches),
-            seconds=ended - started,
-            traffic=traffic,
-            load=(busy, bottleneck_words(work, ended - started, planned.machine)),
-            predicted_seconds=predicted_seconds,
-        )
 
-    def _record(self, rates: list[GroupRates], scale: float | None) -> StepRecord:
-        return StepRecord.begin(
-            self._setup.store.layout,
-            groups=groups_by_name(self.model, self.optimizer),
-            counters=self._counters,
-            rates=rates,
-            max_grad_norm=self.optimizer.max_grad_norm,
-            waits_for_norm=self._setup.waits_for_norm,
-            policy=self._setup.nonfinite,
-            loss_scale=scale,
-        )
-
-    def _learn_draws(
-        self, running: RunningPlan, batches: list[Any], loss_fn: LossFunction | None
-    ) -> None:
-        """Find out how many random numbers a forward draws: later micro-batches start from the
-        state that earlier ones will leave."""
-        unknown = running.model.unknown_batches(batches, loss_fn)
-        while unknown:
-            batch = unknown[0]
-            self._flush(running)
-            with self._evaluation(running):
-                running.model.learn_draws(batch, loss_fn)
-            left = running.model.unknown_batches(batches, loss_fn)
-            unknown = [one for one in left if one is not batch]
-
-    @contextlib.contextmanager
-    def _evaluation(self, running: RunningPlan) -> Iterator[None]:
-        """The tasks of a forward pass, around the model that runs it."""
-        tasks = running.rolling.evaluation()
-        running.lanes.submit(tasks)
-        running.driver.begin(tasks, running.rolling.num_passes - 1, None)
-        with self._setup.device.compute():
-            yield
-        running.driver.end()
-        running.lanes.wait_all()
-
-    def _flush(self, running: RunningPlan) -> None:
-        if self._is_settled:
-            return
-        running.lanes.submit(running.rolling.flush())
-        running.lanes.wait_all()
-        self._is_settled = True
+    def predicted_trace(self) -> Trace | None:
+        """The same lanes and tasks as the simulator sees them; None before the first step."""
+        return self._running.predicted_trace() if self._running is not None else None
 
     # Plans -------------------------------------------------------------------------------------
 
@@ -289,10 +294,10 @@ class Engine(EngineAnswers):
                 return self._running
             sizes = self._running.planned.sizes.with_room_for(sizes)
             with self._failing_for_good():
-                self._flush(self._running)
-        (setup := self._setup).tell(f"planning for {sizes}")
+                finish_updates(self._running)
+        (setup := self._setup).options.tell(f"planning for {sizes}")
         planned = setup.plan(setup.traced.shape(sizes, batches), sizes)
-        self._predictions.plan_changes(is_same_size=False)
+        self._books.predictions.plan_changes(is_same_size=False)
         self._stop_running(should_finish=True)
         if setup.residents is None:
             with self._failing_for_good():
@@ -301,7 +306,7 @@ class Engine(EngineAnswers):
 
     def _run_plan(self, planned: PlannedRun) -> RunningPlan:
         self._running = start_running(
-            self._setup, planned, recorder=self._recorder, on_finish=self._load.add
+            self._setup, planned, recorder=self._recorder, on_finish=self._books.load.add
         )
         return self._running
 
@@ -309,15 +314,15 @@ class Engine(EngineAnswers):
         """After some steps: take the plan that the rates they showed suggest if it is clearly
         faster. States that live in RAM stay there."""
         before, setup = running.planned, self._setup
-        refined = self._predictions.machine_to_plan_for(before)
+        refined = self._books.predictions.machine_to_plan_for(before)
         if refined is None:
             return
         setup.machine = refined
         running.planned = replace(before, machine=refined)
         planned = faster_plan(setup, before)
         if planned is not None:
-            self._predictions.plan_changes(is_same_size=True)
-            self._flush(running)
+            self._books.predictions.plan_changes(is_same_size=True)
+            finish_updates(running)
             self._stop_running(should_finish=True)
             try:
                 self._run_plan(planned)

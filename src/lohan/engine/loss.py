@@ -139,6 +139,3 @@ class LossScale:
                 why="gradients overflow in fp16 however small the loss is made",
                 remedy="lower the learning rate, look at the data, or train in bf16",
             )
-
-
-Progress = Callable[[str], None]

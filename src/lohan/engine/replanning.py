@@ -14,7 +14,7 @@ _CLEARLY_FASTER = 0.9
 
 def faster_plan(setup: RunSetup, before: PlannedRun) -> PlannedRun | None:
     """A plan that is clearly faster on the machine as it is known by now, if there is one."""
-    if callable(setup.policy):
+    if callable(setup.options.policy):
         return None
     try:
         planned = setup.plan(before.plan.shape, before.sizes)

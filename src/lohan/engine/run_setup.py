@@ -16,15 +16,15 @@ import torch
 from torch.utils._pytree import tree_map
 
 from lohan.device.device import Device
-from lohan.drive import LossFunction, SegmentMap, segments_from_trace
+from lohan.drive import SegmentMap, segments_from_trace
 from lohan.drive.surroundings.randomness import DrawLedger
 from lohan.drive.weights.offloaded import is_away, refuse_calls
 from lohan.drive.weights.parameter_views import ParameterSet
-from lohan.engine.loss import Progress
+from lohan.engine.options import Options
 from lohan.engine.planning.budgets import Budgets
 from lohan.engine.planning.known_drives import KnownDrives
 from lohan.engine.planning.plan_memory import kinds_in_ram
-from lohan.engine.planning.plan_run import PlannedRun, Policy, plan_run
+from lohan.engine.planning.plan_run import PlannedRun, plan_run
 from lohan.engine.planning.swap_room import swap_room_bytes
 from lohan.engine.planning.traced_model import BatchSizes, TracedModel, plain_batch
 from lohan.errors import ConfigError, HardwareError
@@ -36,7 +36,6 @@ from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.ssd import (
-    CHUNK_BYTES,
     DriveId,
     IoEngine,
     RunDirectories,
@@ -65,11 +64,11 @@ _COMPUTE = {ComputeFormat.BF16: torch.bfloat16, ComputeFormat.FP16: torch.float1
 class RunSetup:
     """Everything of a run that lasts from plan to plan."""
 
+    options: Options
     model: torch.nn.Module
     traced: TracedModel
     segments: SegmentMap
     sets: dict[BlockId, ParameterSet]
-    dtype: torch.dtype
     device: Device
     io: IoEngine
     run: RunDirectories
@@ -78,17 +77,9 @@ class RunSetup:
     machine: Machine
     known: KnownDrives
     budgets: Budgets
-    policy: str | Policy
-    loss_fn: LossFunction | None
     waits_for_norm: bool
     nonfinite: NonFinitePolicy
     num_threads: int
-    progress: Progress | None
-    chunk_bytes: int = CHUNK_BYTES
-    owns_device: bool = True
-    update_parameters_per_second: float | None = None
-    """Updates are held back to this rate; for emulated machines."""
-    is_new: bool = True
     draws: DrawLedger = field(default_factory=DrawLedger)
     residents: Sequence[BlockPlan] | None = None
     """The blocks of the first plan: what they keep in RAM stays there from plan to plan."""
@@ -98,22 +89,22 @@ class RunSetup:
     _has_told_unpinned: bool = False
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return _COMPUTE[self.store.layout.compute_format]
+
+    @property
     def written_bytes(self) -> int:
         """Written to the drives so far, whatever for."""
         return self.known.written_bytes + sum(
             self.io.counters(drive).written_bytes for drive in self.drives
         )
 
-    def tell(self, sentence: str) -> None:
-        """Say what is going on."""
-        if self.progress is not None:
-            self.progress(sentence)
-
     def tell_unpinned(self, error: HardwareError) -> None:
         """Say once that memory was not pinned. Runs on: any thread; two may both say it."""
         if not self._has_told_unpinned:
             self._has_told_unpinned = True
-            self.tell(f"copies to and from the GPU are slower than they could be: {error}")
+            self.options.tell(f"copies to and from the GPU are slower than they could be: {error}")
 
     def on_device(self, batches: Sequence[Any]) -> list[Any]:
         """Micro-batches with their tensors where compute reads them.
@@ -187,7 +178,7 @@ class RunSetup:
         return plan_run(
             shape,
             sizes,
-            policy=self.policy,
+            policy=self.options.policy,
             machine=self.machine,
             budgets=self.budgets,
             layout=self.store.layout,
@@ -204,7 +195,7 @@ class RunSetup:
         parts = parts_of_kinds(self.store.layout, kinds_in_ram(plan))
         if not any(parts.values()):
             return
-        self.tell("loading the states that stay in RAM")
+        self.options.tell("loading the states that stay in RAM")
         self.store.close()
         self.store = open_states(
             self.run,
@@ -230,14 +221,14 @@ class RunSetup:
             capacity_bytes=nbytes,
             drives=self.drives,
             weights=self.known.weights,
-            chunk_bytes=self.chunk_bytes,
+            chunk_bytes=self.options.chunk_bytes,
         )
 
     def close(self, *, should_delete: bool) -> None:
         """Let everything go; delete the run if asked."""
         with contextlib.ExitStack() as stack:
             # Backwards, and all of them, whichever fails.
-            if self.owns_device:
+            if self.options.owns_device:
                 stack.callback(self.device.close)
             stack.callback(self.io.close)
             stack.callback(self.run.close, should_delete=should_delete)

@@ -44,8 +44,9 @@ class RunningPlan:
     activations: SwappedActivations
     updates: Updates
     swap_file: ActivationStore | None
-
     states: StateStore
+    has_updates_due: bool = False
+    """Whether updates of the last step were put off to the next."""
 
     @property
     def counters(self) -> StoreCounters:
@@ -163,7 +164,7 @@ def _start(
         activations=activations,
         updates=updates,
         names=names,
-        update_parameters_per_second=setup.update_parameters_per_second,
+        update_parameters_per_second=setup.options.update_parameters_per_second,
     )
     lanes = LaneExecutor(
         dict.fromkeys(THREADED_LANES, driver.action),

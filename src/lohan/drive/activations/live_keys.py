@@ -1,7 +1,7 @@
 """The caller's activation store, with a list of what a step has put into it.
 
 Owns nothing but the list: a step that fails drops what it put, so the store is as before.
-Called by `segments.step`.
+Called by `segmented_model`.
 """
 
 import torch

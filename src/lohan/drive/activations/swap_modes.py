@@ -3,7 +3,7 @@ forward, the other puts them back in the re-run instead of computing them.
 
 Owns the rules for what may be stored or skipped and how. Operators are numbered as in tracing
 (`lohan.model.trace_ops`, "Which calls are counted"). Does not decide what is stored (the caller's
-`BlockChoices`) nor where it goes (the caller's `ActivationStore`). Called by `segments.block_run`.
+`BlockChoices`) nor where it goes (the caller's `ActivationStore`). Called by `block_run`.
 
 Note "Changes in place". A stored value is the memory's content right after its operator. If a later
 operator of the block is about to change that memory, the store gets a copy before it does (and
@@ -117,7 +117,7 @@ class BlockChoices:
             recomputed (its record then says `is_other`).
         should_poison: fill skipped outputs with NaN, to prove that nothing reads them.
         graph_bytes: all that backward reads stays on the device, this much for a micro-batch: the
-            graph of the forward may be kept in place of outputs (`segments.kept_graph`).
+            graph of the forward may be kept in place of outputs (`drive.kept_graph`).
     """
 
     stored: frozenset[int] = frozenset()

@@ -2,7 +2,7 @@
 
 Owns: autocast, grad mode, default device and type as they were where a block was called (threads do
 not inherit them); switching off, for a step, what a model would do about memory itself (cached keys
-and values, gradient checkpointing). Called by `segments.step` and `segments.block_run`.
+and values, gradient checkpointing). Called by `segmented_model` and `block_run`.
 """
 
 import contextlib

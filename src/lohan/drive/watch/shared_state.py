@@ -4,7 +4,7 @@ Micro-batches of a step go side by side, one part of the model after the other. 
 part changes and another reads would be read with what a later micro-batch left there; in a plain
 loop it is read with one's own. Owns finding this out, in the forward that counts random numbers,
 where every operator is looked at anyway. What is assigned anew is looked after by `own_attributes`,
-buffers of a block by `changing_buffers`. Called by `segments.step`.
+buffers of a block by `changing_buffers`. Called by `segmented_model`.
 """
 
 from collections import Counter

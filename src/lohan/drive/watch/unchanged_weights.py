@@ -1,7 +1,7 @@
 """A forward leaves weights alone: they are there only while they are needed.
 
 Owns noticing a forward that does not, before its step has changed anything. Called by
-`segments.passes` around the forward of each segment.
+`passes` around the forward of each segment.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ Engines leave one NaN, spread over its shape, in place of each parameter. Whoeve
 steps, calls the model, generates with it or saves it would get NaNs without a word. Owns the type
 of such parameters and the hooks, which say so instead; they stay with the model, since its weights
 do not come back by themselves. Called by `parameter_views` and `run_setup` when weights leave, by
-`segments.step` around its own calls, and by the trainers after a step.
+`segmented_model` around its own calls, and by the trainers after a step.
 """
 
 import contextlib

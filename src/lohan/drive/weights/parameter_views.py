@@ -2,7 +2,7 @@
 
 Owns the layout of a segment's parameters in a flat buffer, putting them in place (`bind`) and
 taking them out (`release`). Does not own the buffers nor decide when: the caller does both.
-Gradients use the same layout (`segments.gradients`).
+Gradients use the same layout (`gradient_sums`).
 """
 
 import math

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from lohan.engine.engine import Engine
+from lohan.engine.seal_metadata import Sealed
 from lohan.errors import CheckpointError, LohanError, LohanWarning
 from lohan.train.data.data_hash import hash_rows
 from lohan.train.run import resume_point
@@ -27,7 +29,7 @@ _SomeTrainer: Any = object
 class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
     """Resuming for `SavingMixin`."""
 
-    _engine: Any
+    _engine: Engine | None
     _sealed: dict[str, Any]
     """Of the checkpoint the run goes on from."""
     _archive_to_load: pathlib.Path | None
@@ -59,8 +61,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
                 found = self._resume_seal(record)
                 if found is not None and found.resolve() == path.resolve():
                     return found
-                self._engine.close()
-                self._engine = None
+                self._drop_engine()
             except LohanError as error:
                 # A run that another process holds must not be continued beside it.
                 if not resume_point.has_archive(path) or not is_lost(error):
@@ -77,15 +78,13 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _resume_seal(self, record: RunRecord) -> pathlib.Path | None:
         try:
-            self._start_engine(run=record)
-            checkpoint = self._folder_of_seal(record)
+            seal = self._start_engine(run=record).sealed
+            checkpoint = self._folder_of_seal(record, seal)
             sealed = None
-            if checkpoint is not None:
-                sealed = resume_point.read_resume(checkpoint, self._engine.sealed.metadata)
+            if checkpoint is not None and seal is not None:
+                sealed = resume_point.read_resume(checkpoint, seal.metadata)
         except LohanError as error:
-            if self._engine is not None:
-                self._engine.close()
-                self._engine = None
+            self._drop_engine()
             offered = with_offer(error, self.out, record.run_id)
             if offered is error:
                 raise
@@ -94,19 +93,23 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             self._check_unchanged(checkpoint, sealed)
         return checkpoint
 
-    def _folder_of_seal(self, record: RunRecord) -> pathlib.Path | None:
+    def _drop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _folder_of_seal(self, record: RunRecord, seal: Sealed | None) -> pathlib.Path | None:
         """The folder the newest seal names; None if that is the seal of the first states."""
-        manifest = self._engine.sealed
-        if manifest is None:
+        if seal is None:
             raise CheckpointError(
                 f"run {record.run_id} was stopped before its first seal",
                 why="there is no step to continue from",
                 remedy=f"remove {working_folder(self.out) / RUN_NAME} and start without --resume",
             )
-        if "checkpoint" not in manifest.metadata:
+        if "checkpoint" not in seal.metadata:
             # Stopped after its states were written and before its first step was sealed.
             return None
-        return pathlib.Path(self.out) / str(manifest.metadata["checkpoint"])
+        return pathlib.Path(self.out) / str(seal.metadata["checkpoint"])
 
     def _check_unchanged(self, checkpoint: pathlib.Path, sealed: dict[str, Any]) -> None:
         """Refuse what would make it another run, and say what might change bits all the same."""

@@ -19,10 +19,15 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState
 
+from lohan.attaching import attach_with
 from lohan.durable_files import write_json
+from lohan.engine.engine import Engine
 from lohan.engine.model_buffers import changed_buffers
+from lohan.engine.options import FirstStates, Options
 from lohan.engine.planning.plan_run import PlannedRun
+from lohan.engine.results import StepResult
 from lohan.errors import CheckpointError, ConfigError
+from lohan.hardware import machine_from
 from lohan.simulate.bottleneck import without_shares
 from lohan.train.data.data_hash import hash_rows
 from lohan.train.run import resume_point
@@ -35,7 +40,6 @@ from lohan.train.run.run_files import PlanFile, package_versions, write_ending
 from lohan.train.run.signals import StopRequest, leave, stop_on_signals
 from lohan.train.run.writes import planned_steps, write_limit_of
 from lohan.train.settings.offload import OffloadConfig
-from lohan.train.trainer.attaching import attach_engine
 from lohan.train.trainer.checkpoint_callback import SealingFlow
 from lohan.train.trainer.engine_optimizer import groups_of
 from lohan.train.trainer.resuming import ResumingMixin
@@ -60,8 +64,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
     state: Any
 
     def _prepare_saving(self) -> None:
-        self._engine: Any = None
-        self.last_step: Any = None
+        self._engine: Engine | None = None
+        self.last_step: StepResult | None = None
         """Result of the engine's last step."""
         self.limits: Counter[str] = Counter()
         """How many steps of this process each bottleneck held up."""
@@ -78,10 +82,10 @@ class SavingMixin(ResumingMixin, PushingMixin):
         self._archive_to_load: pathlib.Path | None = None
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         """The engine; made when first asked for."""
         if self._engine is None:
-            self._start_engine(run=None)
+            return self._start_engine(run=None)
         return self._engine
 
     @property
@@ -155,7 +159,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
             logs.update(step_numbers(self))
         super().log(logs, start_time)
 
-    def _note_step(self, result: Any) -> None:
+    def _note_step(self, result: StepResult) -> None:
         self.last_step = result
         if result.bottleneck:
             self.limits[without_shares(result.bottleneck)] += 1
@@ -163,32 +167,36 @@ class SavingMixin(ResumingMixin, PushingMixin):
             # accelerate's flag: a skipped step does not advance the schedule.
             self.optimizer._is_overflow = result.is_skipped
 
-    def _start_engine(self, run: RunRecord | None) -> None:
+    def _start_engine(self, run: RunRecord | None) -> Engine:
         self.create_optimizer()
         make_working_folder(self.out)
         self.model_identity  # noqa: B018 - now: transformers changes the configuration later
         if run is None:
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
-        first: dict[str, Any] = {}
+        first = FirstStates(run=None if run is None else run.run_id)
         if self._archive_to_load is not None:
             first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)
         elif run is None:
-            first["weights"] = self.first_weights()
-        ssd = self.offload.ssd if run is None else self._places_of(run)
-        self._engine = attach_engine(
-            self.model,
-            self._plain_optimizer(),
-            offload=self.offload,
+            first = FirstStates(weights=self.first_weights())
+        offload = self.offload
+        ssd = offload.ssd if run is None else self._places_of(run)
+        options = Options(
             ssd=ssd,
-            run=None if run is None else run.run_id,
+            ram_bytes=offload.ram,
+            gpu_bytes=offload.gpu,
+            device=offload.device,
+            machine=machine_from(offload.machine) if offload.machine is not None else None,
             largest_step=self.largest_step(),
             write_limit=write_limit_of(self),
             progress=self.tell,
             on_planned=self.on_planned,
-            **first,
+            is_tracing=offload.is_tracing,
         )
-        RunRecord(run_id=self._engine.run_id, ssd=tuple(ssd)).write(self.out)
+        engine = attach_with(self.model, self._plain_optimizer(), options, first)
+        self._engine = engine
+        RunRecord(run_id=engine.run_id, ssd=tuple(ssd)).write(self.out)
+        return engine
 
     def _places_of(self, run: RunRecord) -> tuple[str, ...]:
         """Where a run lies: where the user says if it is there (drives move), else as recorded."""

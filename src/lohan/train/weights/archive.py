@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lohan.durable_files import write_json
+from lohan.engine.options import FirstStates
 from lohan.errors import CheckpointError
 from lohan.train.weights.export_layout import cut_shards
 from lohan.train.weights.file_list import check_files, hash_files
@@ -90,18 +91,18 @@ def check_states(folder: pathlib.Path) -> None:
     check_files(folder, _index(folder)["files"])
 
 
-def read_copy(folder: pathlib.Path) -> dict[str, Any]:
-    """What `lohan.attach` takes to go on from a copy: weights, moments, counters, buffers.
+def read_copy(folder: pathlib.Path) -> FirstStates:
+    """What an engine takes to go on from a copy.
 
     Raises as `check_states`, which comes first. May block: yes.
     """
     check_states(folder)
-    return {
-        "weights": read_masters(folder),
-        "moments": ArchivedMoments(folder),
-        "counters": read_counters(folder),
-        "buffers": read_buffers(folder),
-    }
+    return FirstStates(
+        weights=read_masters(folder),
+        moments=ArchivedMoments(folder),
+        counters=read_counters(folder),
+        buffers=read_buffers(folder),
+    )
 
 
 def read_masters(folder: pathlib.Path) -> Iterator[tuple[str, torch.Tensor]]:

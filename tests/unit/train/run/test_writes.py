@@ -62,7 +62,7 @@ def make(folder: pathlib.Path, *, offload: dict[str, Any], **changes: Any) -> SF
 def test_the_length_of_a_run_is_known_before_it_begins(
     changes: dict[str, Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_plainly)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_plainly)
     trainer = make(tmp_path, offload={}, **changes)
     before = planned_steps(trainer)
     trainer.train()
@@ -87,7 +87,7 @@ def test_seals_are_counted(changes: dict[str, Any], num_seals: int, tmp_path: pa
 def test_a_budget_that_cannot_be_kept_is_refused_before_anything_is_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     trainer = make(tmp_path, offload={"ram": 12 * MIB, "write_budget": 2 * MIB}, max_steps=40)
     with pytest.raises(DoesNotFit, match=r"2\.1 MB are allowed \(write_budget\)"):
         trainer.train()
@@ -98,7 +98,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_before_anything_is_written(
 def test_a_run_within_its_budget_writes_what_was_predicted_and_says_so(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     trainer = make(tmp_path, offload={"ram": 12 * MIB}, max_steps=4, save_steps=2)
     trainer.train()
     limit_bytes = trainer.written_bytes + 2 * MIB

@@ -26,7 +26,7 @@ def test_a_run_goes_on_where_no_other_plan_fits_beside_what_lives_in_ram(
         return plan_run(*given, fixed_residents=fixed_residents, **more)
 
     monkeypatch.setattr(run_setup, "plan_run", only_once)
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_small)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
     trainer = SFTTrainer(
         tiny_chat.model(),
         SFTConfig(

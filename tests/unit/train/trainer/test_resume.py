@@ -20,7 +20,7 @@ from support.plain_engine import attach_plainly
 
 @pytest.fixture(autouse=True)
 def _plain_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_plainly)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_plainly)
 
 
 ROWS = tiny_chat.conversations(14)
@@ -97,7 +97,7 @@ def assert_same(one: SFTTrainer, other: SFTTrainer) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> SFTTrainer:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lohan.train.trainer.saving.attach_engine", attach_plainly)
+        patch.setattr("lohan.train.trainer.saving.attach_with", attach_plainly)
         trainer = make(tmp_path_factory.mktemp("undisturbed"))
         trainer.train()
     assert trainer.state.global_step == 8

@@ -9,18 +9,18 @@ import pytest
 import transformers
 from trl import SFTConfig
 
+from lohan.engine.options import FirstStates, Options
 from lohan.train.trainer.trainer import SFTTrainer
 from support import tiny_chat
 from support.trainer_engines import attach_small
 
 
 def trained(out: pathlib.Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    def attach(*given: Any, progress: Any = None, **more: Any) -> Any:
-        if progress is not None:
-            progress("measuring nothing")
-        return attach_small(*given, **more)
+    def attach(model: Any, optimizer: Any, options: Options, first: FirstStates) -> Any:
+        options.tell("measuring nothing")
+        return attach_small(model, optimizer, options, first)
 
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach)
     trainer = SFTTrainer(
         tiny_chat.model(),
         SFTConfig(

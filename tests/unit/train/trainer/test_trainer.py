@@ -20,7 +20,7 @@ from support.plain_engine import attach_plainly
 
 @pytest.fixture(autouse=True)
 def _plain_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_plainly)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_plainly)
 
 
 ROWS = tiny_chat.conversations(22)

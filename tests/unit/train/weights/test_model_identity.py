@@ -150,7 +150,7 @@ def test_masks_of_a_plain_trainer_count_as_rows(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only tokens and labels: the model sees `attention_mask` too, and no notes."""
-    monkeypatch.setattr("lohan.train.trainer.saving.attach_engine", attach_plainly)
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_plainly)
     rows = {"input_ids": [[1, 2, 3]], "labels": [[1, 2, 3]], "attention_mask": [[1, 1, 1]]}
 
     def hashed(**changes: Any) -> str | None:
