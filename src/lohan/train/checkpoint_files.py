@@ -44,6 +44,19 @@ def find_stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     raise _no_weights(directory)
 
 
+def has_all_files(directory: Path) -> bool:
+    """Whether every weights file the index names is there; without an index, any that is one.
+
+    Raises:
+        CheckpointError: the index is damaged.
+        StorageError: it cannot be read.
+    """
+    index = directory / INDEX_NAME
+    if index.is_file():
+        return all((directory / file).is_file() for file in set(_read_index(index).values()))
+    return any(directory.glob("*.safetensors"))
+
+
 def _no_weights(directory: Path) -> ConfigError:
     pickles = sorted(path.name for kind in _PICKLES for path in directory.glob(kind))
     if pickles:
