@@ -5,6 +5,7 @@ much memory is free. The rest is `runtime.attach`.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from lohan.device import Device, open_device
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware import Machine, machine_from
+from lohan.hardware.drive_life import one_per_drive
 from lohan.hardware.limits import available_ram_bytes, is_bound_by_locking
 from lohan.measure import (
     Instruments,
@@ -31,7 +33,7 @@ from lohan.runtime.known_drives import KnownDrives
 from lohan.runtime.planning import PlannedRun, Policy
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.write_limit import WriteLimit
-from lohan.ssd import check_directories
+from lohan.ssd import DirectoryReport, check_directories
 from lohan.store.initial import Moments
 from lohan.units import MIB, format_bytes, parse_bytes
 
@@ -55,6 +57,7 @@ def attach(
     device: str | Device | None = None,
     policy: str | Policy = "lohan+",
     machine: Machine | MeasuredMachine | str | None = None,
+    ssd_rated_bytes: Sequence[int] | None = None,
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
     moments: Moments | None = None,
     counters: Mapping[str, Any] | None = None,
@@ -85,6 +88,8 @@ def attach(
             workload that returns a Plan.
         machine: a Machine, its name or file: nothing is measured. None: this machine, measured once
             and remembered; its drives only if steps use them, with 2 GiB of writes at most.
+        ssd_rated_bytes: what drives are rated for, one figure for all or one per directory; plans
+            show shares of it. None: from their own wear counters, or what is usual.
         weights: (name, tensor) of every parameter, in any order; streamed to SSD.
         moments: both moments of a parameter by its name, to go on from a copy of a run; with
             `counters` and `buffers`, the copied `Engine.counters` and `Engine.buffers`.
@@ -115,7 +120,7 @@ def attach(
             why="states are kept once or twice",
             remedy="use 2, or 1 if the drives are too small for 2",
         )
-    check_directories(directories)
+    reports = check_directories(directories)
     given_gpu_bytes = parse_bytes(gpu) if gpu is not None else None
     owns_device = device is None or isinstance(device, str)
     opened: Device = (
@@ -133,6 +138,8 @@ def attach(
             ram_bytes = _free_ram(opened)
         gpu_bytes = given_gpu_bytes if given_gpu_bytes is not None else _free_gpu(opened)
         known = _known_drives(machine, directories, opened, progress, write_limit)
+        if ssd_rated_bytes is not None:
+            known = known.with_rated_lives(_lives_of_directories(ssd_rated_bytes, reports))
         engine = attach_engine(
             model,
             optimizer,
@@ -177,6 +184,20 @@ def _directories(ssd: Directories) -> list[str | os.PathLike[str]]:
             remedy="name one directory per drive: ssd=[...]",
         )
     return found
+
+
+def _lives_of_directories(
+    lives_bytes: Sequence[int], reports: Sequence[DirectoryReport]
+) -> list[int]:
+    """What each directory has of the stated lives: those on one drive share its life."""
+    num_on = Counter(report.device for report in reports)
+    lives = one_per_drive(lives_bytes, len(reports))
+    if len(lives_bytes) == 1 and len(num_on) == len(reports):
+        return [*lives_bytes]  # also of a machine that was named, whatever it has
+    return [
+        max(1, nbytes // num_on[report.device])
+        for nbytes, report in zip(lives, reports, strict=True)
+    ]
 
 
 def _refuse_more_than_there_is(ram_bytes: int) -> None:

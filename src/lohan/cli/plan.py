@@ -91,6 +91,7 @@ def plan(
         policy=policy,
         clip=words.clip if clip is None else clip,
         num_directories=len(ssd or words.ssd) or None,
+        rated_lives_bytes=words.rated_lives_bytes,
     )
     num_tokens = (
         words.num_steps * request.workload.num_tokens

@@ -11,6 +11,7 @@ from typing import Any
 from lohan.cli.free_words import read_words
 from lohan.errors import ConfigError
 from lohan.train.config import Setting, written_settings
+from lohan.train.offload import read_lives
 
 _FILE_ENDINGS = (".yaml", ".yml")
 # What TRL takes where nothing is written.
@@ -30,6 +31,7 @@ class RunWords:
     gpu: str | None
     ssd: tuple[str, ...]
     machine: str | None
+    rated_lives_bytes: tuple[int, ...] | None
     num_steps: int | None
 
 
@@ -69,6 +71,9 @@ def run_words(first: str | None, model: str | None, extra_args: list[str]) -> Ru
         gpu=_size(written, "offload.gpu"),
         ssd=_texts(written, "offload.ssd"),
         machine=_value(written, "offload.machine"),
+        rated_lives_bytes=read_lives(
+            _value(written, "offload.ssd_rated_tbw"), "offload.ssd_rated_tbw"
+        ),
         num_steps=_count(written, "max_steps"),
     )
 

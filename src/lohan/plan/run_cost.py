@@ -58,7 +58,8 @@ def run_warnings(machine: Machine, ledger: Ledger, *, written_bytes: float) -> l
     """Sentences about what a run would do to the drives, if it is much."""
     found = []
     share = written_bytes / machine.ssd_endurance_bytes
-    if share > _MUCH_OF_A_LIFE:
+    left = 1.0 - (machine.drives_used_share or 0.0)
+    if share > min(_MUCH_OF_A_LIFE, left):
         found.append(
             f"the run writes {format_bytes_decimal(written_bytes)}, {share:.0%} of "
             f"{machine.drives_life}: take a larger batch, more RAM or fewer tokens, or set "

@@ -5,7 +5,7 @@ they are measured is the caller's.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from lohan.hardware.machine import Machine
@@ -30,6 +30,15 @@ class KnownDrives:
     """Finds out more, if there is more to find out."""
     most_measuring_bytes: int = 0
     """That `measure` may write."""
+
+    def with_rated_lives(self, lives_bytes: Sequence[int]) -> Self:
+        """The same with what the drives are rated for; see `Machine.with_rated_lives`."""
+        measure = self.measure
+        return replace(
+            self,
+            machine=self.machine.with_rated_lives(lives_bytes),
+            measure=None if measure is None else lambda: measure().with_rated_lives(lives_bytes),
+        )
 
 
 def measured_if_used(

@@ -38,6 +38,7 @@ def attach_engine(
         gpu=offload.gpu,
         device=offload.device,
         machine=offload.machine,
+        ssd_rated_bytes=offload.ssd_rated_bytes,
         weights=weights,
         moments=moments,
         counters=counters,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from lohan.hardware.drive_life import DriveWear, LifeSource
 from lohan.measure import Figure, Part, Sizes, measure_machine, profile_machine
+from lohan.measure.as_machine import ssds_of
 from lohan.measure.machine import MOST_WRITTEN_BYTES
-from lohan.units import GIB, MIB
+from lohan.units import GIB, MIB, TB
 from support.profiles import profile, quick_instruments, quick_options
 from support.timed_engine import HandClock, TimedDisk, TimedDrive
 
@@ -98,3 +100,20 @@ def test_how_much_is_done_is_told(tmp_path: pathlib.Path) -> None:
     assert shares[0] == 0
     assert 0.8 < shares[-1] < 1
     assert os.listdir(tmp_path) == []
+
+
+def test_directories_on_one_drive_share_its_life_as_its_counter_tells_it() -> None:
+    facts = profile().facts  # two directories on one drive of 1 TB
+    asked: list[str] = []
+
+    def worn(device: str) -> DriveWear:
+        asked.append(device)
+        return DriveWear(written_bytes=80 * TB, used_share=0.1)
+
+    found = ssds_of((), facts, worn)
+    assert asked == ["/dev/a"]
+    assert [ssd.endurance_bytes for ssd in found] == [400 * TB, 400 * TB]
+    assert {(ssd.life, ssd.used_share) for ssd in found} == {(LifeSource.WEAR_COUNTER, 0.1)}
+    silent = ssds_of((), facts, lambda device: None)
+    assert sum(ssd.endurance_bytes for ssd in silent) == 600 * TB
+    assert {(ssd.life, ssd.used_share) for ssd in silent} == {(LifeSource.ASSUMED, None)}
