@@ -10,10 +10,10 @@ from typing import Any
 
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
-from lohan.plan.limits import Question
 from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.runtime.write_limit import WriteLimit, written_by_seal
-from lohan.simulate.batch_advice import BatchChoice, advised, batch_choices
+from lohan.simulate.advice import larger_batch, question_of
+from lohan.simulate.batch_advice import BatchChoice
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Choice, Tier
 
@@ -96,12 +96,10 @@ def cautions(
         return []
     written = written_bytes + num_steps * prediction.written_bytes
     found = run_warnings(machine, plan.ledger, written_bytes=written)
-    question = Question(
-        policy=plan.policy, machine=machine, shape=plan.shape, workload=plan.workload
-    )
+    # What cannot be planned, such as a policy that is a function, is not advised on.
     with contextlib.suppress(ConfigError, DoesNotFit):
-        choice = advised(batch_choices(question, prediction))
-        if choice.is_worth_saying:
+        choice = larger_batch(question_of(plan, machine))
+        if choice is not None:
             found.append(batch_in_words(choice, plan.workload.batch))
     return found
 
