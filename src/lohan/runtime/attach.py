@@ -38,7 +38,7 @@ from lohan.runtime.run_setup import (
 from lohan.runtime.seal_metadata import seal_metadata, sealed_buffers
 from lohan.runtime.segments import LossFunction
 from lohan.runtime.step_record import NonFinitePolicy
-from lohan.runtime.swap_room import try_swap_room
+from lohan.runtime.swap_room import swap_room_bytes, try_swap_room
 from lohan.runtime.traced_model import TracedModel, sizes_of
 from lohan.runtime.write_limit import WriteLimit
 from lohan.ssd import CHUNK_BYTES, IoEngine, add_drives, choose_engine
@@ -140,14 +140,24 @@ def attach_engine(
                 )
             return None
 
+        states_bytes = num_slots * layout.slot_bytes() + layout.frozen_bytes()
         planned = None
+        planned_for = known.machine if known.measure is None else None
         if largest_step or known.measure is not None or run is None:
             tell("checking that the largest step fits" if largest_step else "planning")
             known, budgets, planned = measured_if_used(known, budgets, plan)
         if on_planned is not None and largest_step:
-            planned = plan(_as_computing(known.machine, opened), budgets)
+            used = _as_computing(known.machine, opened)
+            if used != planned_for:
+                planned = plan(used, budgets)
             assert planned is not None, "the largest step fits"
-            on_planned(planned)
+            on_planned(
+                replace(
+                    planned,
+                    states_bytes=states_bytes,
+                    swap_bytes=swap_room_bytes(planned.plan, layout),
+                )
+            )
         directories, is_new = open_run(ssd, run)
         undo.callback(lambda: directories.close(should_delete=is_new))
         engine_io = io if io is not None else choose_engine()[0]
@@ -155,7 +165,6 @@ def attach_engine(
         drives = add_drives(engine_io, directories.paths, known.settings)
         store: StateStore
         if is_new:
-            states_bytes = num_slots * layout.slot_bytes() + layout.frozen_bytes()
             tell(f"reserving {format_bytes(states_bytes)} for states on {len(ssd)} drive(s)")
             store = create_states(
                 directories,

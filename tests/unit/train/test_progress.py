@@ -52,7 +52,12 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
     args = types.SimpleNamespace(save_strategy="steps", save_steps=5, max_steps=10)
     offload = types.SimpleNamespace(archive_steps=None, write_budget=None)
     return types.SimpleNamespace(
-        last_step=result, engine=engine, args=args, offload=offload, written_bytes=4 * 10**9
+        last_step=result,
+        engine=engine,
+        args=args,
+        offload=offload,
+        written_bytes=4 * 10**9,
+        rooms=[],
     )
 
 
