@@ -4,6 +4,7 @@ Owns the defaults a user may leave out: what machine this is (measured when it m
 much memory is free. The rest is `runtime.attach`.
 """
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from lohan.measure import (
     profile_machine,
 )
 from lohan.measure.machine import MOST_WRITTEN_BYTES
+from lohan.measure.profile import remember_drives
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.runtime.attach import attach_engine
 from lohan.runtime.engine import Engine
@@ -274,4 +276,7 @@ def _known(measured: MeasuredMachine) -> KnownDrives:
         weights=measured.weights or None,
         written_bytes=measured.written_now_bytes,
         note=note if not measured.drives or measured.is_burst else "",
+        remember=functools.partial(remember_drives, measured)
+        if measured.drives and Part.DRIVES in measured.unsure_parts()
+        else None,
     )

@@ -30,6 +30,16 @@ class KnownDrives:
     """Finds out more, if there is more to find out."""
     most_measuring_bytes: int = 0
     """That `measure` may write."""
+    remember: Callable[[Machine], None] | None = None
+    """Keeps what steps have shown of the drives, if what was measured of them is not kept."""
+
+    def note_learned(self, machine: Machine) -> None:
+        """Steps have shown the machine to be this one. May block: on a small file."""
+        before = self.machine
+        has_read = machine.ssd_read_bytes_per_second != before.ssd_read_bytes_per_second
+        has_written = machine.ssd_write_bytes_per_second != before.ssd_write_bytes_per_second
+        if self.remember is not None and has_read and has_written:
+            self.remember(machine)
 
     def with_rated_lives(self, lives_bytes: Sequence[int]) -> Self:
         """The same with what the drives are rated for; see `Machine.with_rated_lives`."""
