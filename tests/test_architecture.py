@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -116,3 +117,18 @@ def test_part_does_not_import_torch(part: str) -> None:
     code = f"import sys, lohan.{part}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == 0, f"lohan.{part} imports torch"
+
+
+def test_a_step_can_be_read_in_one_sitting() -> None:
+    """The walk of ARCHITECTURE.md names files that are there, and few enough to be read."""
+    text = (SOURCE.parents[1] / "ARCHITECTURE.md").read_text()
+    walk = text.partition("## A step, in ten minutes")[2].partition("| Question | Answer |")[0]
+    folder, files = "", []
+    for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", walk):
+        folder = name.rpartition("/")[0] or folder
+        files.append(SOURCE / folder / name.rpartition("/")[2])
+    files = list(dict.fromkeys(files))
+    assert [str(path) for path in files if not path.exists()] == []
+    lines = sum(len(path.read_text().splitlines()) for path in files)
+    assert 10 < len(files) <= 18, f"{len(files)} files"
+    assert lines <= 6000, f"{lines} lines"

@@ -4,7 +4,9 @@ Owns the defaults a user may leave out: what machine this is (measured when it m
 much memory is free. The rest is `engine.attach`.
 """
 
+import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,7 @@ from lohan.engine.planning.plan_run import PlannedRun, Policy
 from lohan.engine.planning.write_limit import WriteLimit
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware import Machine, machine_from
+from lohan.hardware.drive_life import one_per_drive
 from lohan.hardware.limits import available_ram_bytes, is_bound_by_locking
 from lohan.measure import (
     Instruments,
@@ -31,8 +34,9 @@ from lohan.measure import (
     profile_machine,
 )
 from lohan.measure.machine import MOST_WRITTEN_BYTES
+from lohan.measure.profile import remember_drives
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.ssd import check_directories
+from lohan.ssd import DirectoryReport, check_directories
 from lohan.store.initial import Moments
 from lohan.units import MIB, format_bytes, parse_bytes
 
@@ -56,6 +60,7 @@ def attach(
     device: str | Device | None = None,
     policy: str | Policy = "lohan+",
     machine: Machine | MeasuredMachine | str | None = None,
+    ssd_rated_bytes: Sequence[int] | None = None,
     weights: Iterable[tuple[str, torch.Tensor]] | None = None,
     moments: Moments | None = None,
     counters: Mapping[str, Any] | None = None,
@@ -86,6 +91,8 @@ def attach(
             workload that returns a Plan.
         machine: a Machine, its name or file: nothing is measured. None: this machine, measured once
             and remembered; its drives only if steps use them, with 2 GiB of writes at most.
+        ssd_rated_bytes: what drives are rated for, one figure for all or one per directory; plans
+            show shares of it. None: from their own wear counters, or what is usual.
         weights: (name, tensor) of every parameter, in any order; streamed to SSD.
         moments: both moments of a parameter by its name, to go on from a copy of a run; with
             `counters` and `buffers`, the copied `Engine.counters` and `Engine.buffers`.
@@ -131,6 +138,7 @@ def attach(
             progress=progress,
             is_tracing=is_tracing,
             on_planned=on_planned,
+            ssd_rated_bytes=ssd_rated_bytes,
         ),
         FirstStates(run=run, weights=weights, moments=moments, counters=counters, buffers=buffers),
     )
@@ -146,7 +154,7 @@ def attach_with(
             why="states are kept once or twice",
             remedy="use 2, or 1 if the drives are too small for 2",
         )
-    check_directories(options.ssd)
+    reports = check_directories(options.ssd)
     device = options.device
     owns_device = device is None or isinstance(device, str)
     if device is None or isinstance(device, str):
@@ -158,7 +166,11 @@ def attach_with(
             ram_bytes = _free_ram(device)
         else:
             _refuse_more_than_there_is(ram_bytes)
-        machine = options.machine
+        known = options.machine if options.machine is not None else _this_machine(options, device)
+        if not isinstance(known, KnownDrives):
+            known = KnownDrives(machine=known)
+        if options.ssd_rated_bytes is not None:
+            known = known.with_rated_lives(_lives_of_directories(options.ssd_rated_bytes, reports))
         return attach_engine(
             model,
             optimizer,
@@ -166,7 +178,7 @@ def attach_with(
                 options,
                 ram_bytes=ram_bytes,
                 gpu_bytes=gpu_bytes if gpu_bytes is not None else _free_gpu(device),
-                machine=machine if machine is not None else _this_machine(options, device),
+                machine=known,
                 device=device,
                 owns_device=owns_device,
             ),
@@ -189,6 +201,20 @@ def _directories(ssd: Directories) -> list[str | os.PathLike[str]]:
             remedy="name one directory per drive: ssd=[...]",
         )
     return found
+
+
+def _lives_of_directories(
+    lives_bytes: Sequence[int], reports: Sequence[DirectoryReport]
+) -> list[int]:
+    """What each directory has of the stated lives: those on one drive share its life."""
+    num_on = Counter(report.device for report in reports)
+    lives = one_per_drive(lives_bytes, len(reports))
+    if len(lives_bytes) == 1 and len(num_on) == len(reports):
+        return [*lives_bytes]  # also of a machine that was named, whatever it has
+    return [
+        max(1, nbytes // num_on[report.device])
+        for nbytes, report in zip(lives, reports, strict=True)
+    ]
 
 
 def _refuse_more_than_there_is(ram_bytes: int) -> None:
@@ -254,4 +280,7 @@ def _known(measured: MeasuredMachine) -> KnownDrives:
         weights=measured.weights or None,
         written_bytes=measured.written_now_bytes,
         note=note if not measured.drives or measured.is_burst else "",
+        remember=functools.partial(remember_drives, measured)
+        if measured.drives and Part.DRIVES in measured.unsure_parts()
+        else None,
     )

@@ -19,6 +19,7 @@ _MOST_OF_ONE_THING = 4096
 LEAST_RATE, MOST_RATE = 1e5, 1e21
 """No hardware does less or more of anything in a second."""
 _MOST_DOLLARS = 1e12
+_MOST_SHARE = 100
 
 
 def check_text(value: str, where: str) -> None:
@@ -75,6 +76,16 @@ def check_dollars(value: float, where: str) -> None:
             f"{where} is {_shown(value)}",
             why=f"a price is a number of dollars from 0 to {_MOST_DOLLARS:.0e}",
             remedy="write the price, or 0 when it does not matter",
+        )
+
+
+def check_share(value: float, where: str) -> None:
+    """Refuse a share that is negative or beyond any wear; 1 is all, and a drive may pass it."""
+    if not _is_number(value) or not 0 <= value <= _MOST_SHARE:
+        raise ConfigError(
+            f"{where} is {_shown(value)}",
+            why=f"a share between 0 and {_MOST_SHARE} is expected, 1 being all",
+            remedy="write a number such as 0.12",
         )
 
 
@@ -204,6 +215,19 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool):
             self._refuse(key, "a whole number")
         check_count(value, self.path(key))
+        return value
+
+    def share(self, key: str) -> float:
+        """Return a share of something."""
+        value = self._number(key)
+        check_share(value, self.path(key))
+        return value
+
+    def one_of(self, key: str, words: Sequence[str]) -> str:
+        """Return one of some words."""
+        value = self.text(key)
+        if value not in words:
+            self._refuse(key, f"one of {', '.join(words)}")
         return value
 
     def dollars(self, key: str) -> float:

@@ -27,7 +27,7 @@ def test_a_run_started_with_relative_paths_is_known_from_everywhere(
     # The report has nothing to excuse: machine, drives' life and memory are recorded.
     page = (tmp_path / "out" / "_lohan" / "report.html").read_text()
     assert "no usable machine.json" not in page
-    assert "the drives are rated for" in page
+    assert "The run wrote" in page
     assert "<h1>model</h1>" in page
     assert "limited this run (in " in page
     summary = json.loads((tmp_path / "out" / "_lohan" / "summary.json").read_text())

@@ -47,3 +47,26 @@ def test_a_plan_fetches_the_configuration_only(tmp_path: pathlib.Path, model: pa
         assert done.returncode == 0, done.stderr
         assert "It fits." in done.stdout
         assert set(hub.sent) <= {"config.json", "generation_config.json"}
+
+
+def test_the_weights_of_a_run_are_fetched_once_its_plan_fits(
+    tmp_path: pathlib.Path, model: pathlib.Path
+) -> None:
+    tiny_chat.write_jsonl(tmp_path / "rows.jsonl", tiny_chat.conversations(6))
+    (tmp_path / "ssd").mkdir()
+    words = ["train", "--model", NAME, "--data", str(tmp_path / "rows.jsonl")]
+    words += ["--out", str(tmp_path / "out"), "--ssd", str(tmp_path / "ssd")]
+    words += ["--max_steps", "1", "--max_length", "64", "--machine", "desktop-4090"]
+    with small_hub(NAME, model) as hub:
+        refused = run(hub, tmp_path / "home", *words, "--ram", "100KiB")
+        assert refused.returncode == 2, refused.stdout + refused.stderr
+        assert "does not fit" in refused.stderr
+        assert "tokenizer.json" in hub.sent
+        assert "model.safetensors" not in hub.sent
+        assert list((tmp_path / "ssd").iterdir()) == []
+        done = run(hub, tmp_path / "home", *words, "--ram", "64MiB")
+        assert done.returncode == 0, done.stderr
+        assert hub.sent.count("model.safetensors") == 1
+        fits, fetched = done.stdout.index("the largest step fits"), done.stdout.index("fetching")
+        assert fits < fetched
+        assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -9,6 +9,7 @@ import torch
 import lohan
 from lohan import attaching
 from lohan.device import open_device
+from lohan.engine.options import Options
 from lohan.errors import DoesNotFit
 from lohan.measure import profile_machine
 from support.profiles import profile, quick_instruments
@@ -38,7 +39,7 @@ def test_measuring_changes_no_random_numbers_and_touches_no_gpu_that_is_not_used
     expected = torch.rand(3)
     torch.manual_seed(4)
     with open_device("cpu") as device:
-        found = attaching._known_drives(None, ["/nowhere"], device, None, None)
+        found = attaching._this_machine(Options(ssd=["/nowhere"]), device)
     assert found.machine == shown.machine
     assert torch.equal(torch.rand(3), expected)
 

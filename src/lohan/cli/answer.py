@@ -15,6 +15,7 @@ from lohan.plan.nearest import NearestFit, more_memory, nearest_fits
 from lohan.plan.plan import Plan
 from lohan.plan.policies import make_plan
 from lohan.plan.run_cost import run_cost, run_warnings
+from lohan.plan.run_room import DriveRoom
 from lohan.simulate.batch_advice import BatchChoice, advised, batch_choices
 from lohan.simulate.result import SimulatedStep
 from lohan.simulate.what_if import WhatIf, what_ifs
@@ -49,12 +50,16 @@ class Answer:
     largest_model: str | None = None
     """With one sequence per GPU, among the known models."""
     nearest: tuple[NearestFit, ...] = ()
+    rooms: tuple[DriveRoom, ...] = ()
+    """Of the filesystems of this machine that the run would touch, if it is known which."""
 
     @property
     def warnings(self) -> list[str]:
         """What the run would do to the drives, if it is much."""
         written = self.run.written_bytes if self.run is not None else 0
-        return run_warnings(self.request.machine, self.plan.ledger, written_bytes=written)
+        return run_warnings(
+            self.request.machine, self.plan.ledger, written_bytes=written, rooms=self.rooms
+        )
 
     def to_fields(self) -> dict[str, object]:
         """Every number as plain values."""
@@ -74,6 +79,7 @@ class Answer:
             "num_micro_batches": self.plan.num_micro_batches,
             "ledger": ledger_fields(self.plan),
             "warnings": self.warnings,
+            "rooms": [room.to_fields() for room in self.rooms],
             "shortages": {t.value: short for t, short in self.plan.ledger.shortages().items()},
         }
         if self.step is not None and self.run is not None:

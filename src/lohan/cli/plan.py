@@ -4,6 +4,7 @@ Owns the command's options. What is asked for is read by `request` and, in the w
 `run_words`; the answer is computed in `answer` and printed in `plan_tables`.
 """
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -74,7 +75,7 @@ def plan(
     from lohan.cli.output import console, print_json
     from lohan.cli.plan_tables import show_answer
     from lohan.cli.request import parse_tokens, request_of
-    from lohan.cli.run_words import run_words
+    from lohan.cli.run_words import rooms_of, run_words
     from lohan.simulate import simulate_plan
     from lohan.simulate.quick import QUICK_STEPS
 
@@ -91,6 +92,7 @@ def plan(
         policy=policy,
         clip=words.clip if clip is None else clip,
         num_directories=len(ssd or words.ssd) or None,
+        rated_lives_bytes=words.rated_lives_bytes,
     )
     num_tokens = (
         words.num_steps * request.workload.num_tokens
@@ -98,7 +100,10 @@ def plan(
         else parse_tokens(tokens or DEFAULT_TOKENS)
     )
     made = plan_of(request)
-    answer = Answer(request=request, plan=made)
+    if ssd:
+        words = replace(words, ssd=tuple(ssd))
+    rooms = rooms_of(words, made) if ssds is None else []
+    answer = Answer(request=request, plan=made, rooms=tuple(rooms))
     if made.ledger.fits:
         step = simulate_plan(made, request.machine, num_steps=QUICK_STEPS)
         answer = with_step(answer, step, num_tokens)

@@ -4,12 +4,15 @@ Owns wording and order: first whether it fits, then what it costs, then what to 
 is labelled simulated.
 """
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from lohan.cli.answer import Answer, RunTotals, totals_of
 from lohan.cli.output import table
 from lohan.hardware.machine import Machine
 from lohan.plan.run_cost import run_cost
+from lohan.plan.run_room import DriveRoom
 from lohan.simulate.batch_advice import advised
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
@@ -80,6 +83,30 @@ def show_ledger(answer: Answer, console: Console) -> None:
             f"total of {format_bytes(budget)} allowed, {verdict}",
             format_bytes(ledger.total(tier)),
             _share(ledger.total(tier), budget),
+            style="bold",
+            end_section=True,
+        )
+    console.print(shown)
+    show_rooms(answer.rooms, console)
+
+
+def show_rooms(rooms: Sequence[DriveRoom], console: Console) -> None:
+    """Print what the run takes of each filesystem, where it is known which."""
+    if not rooms:
+        return
+    shown = table(
+        "\nRoom on drives", "on", "what for", "bytes", "share", numbers=("bytes", "share")
+    )
+    for room in rooms:
+        for use in room.uses:
+            purpose = f"{use.purpose} (there already)" if use.is_there else use.purpose
+            share = "" if use.is_there else _share(use.nbytes, room.free_bytes)
+            shown.add_row(room.path, purpose, format_bytes_decimal(use.nbytes), share)
+        shown.add_row(
+            room.path,
+            f"still to be written, {format_bytes_decimal(room.free_bytes)} are free",
+            format_bytes_decimal(room.asked_bytes),
+            _share(room.asked_bytes, room.free_bytes),
             style="bold",
             end_section=True,
         )

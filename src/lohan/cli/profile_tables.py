@@ -7,6 +7,7 @@ from rich.table import Table
 
 from lohan.cli.output import table
 from lohan.cli.profile_meaning import Meaning
+from lohan.hardware.drive_life import WRITES_PER_CAPACITY, LifeSource
 from lohan.measure import Figure, MeasuredMachine
 from lohan.measure.cache import MOST_AGE
 from lohan.units import (
@@ -134,10 +135,15 @@ def _memory(measured: MeasuredMachine) -> Table:
 
 def _notes(measured: MeasuredMachine) -> list[str]:
     notes = list(measured.notes)
-    notes.append(
-        f"{format_bytes_decimal(measured.written_bytes)} were written to measure; drives are taken "
-        "to endure 600 times what they hold, the data sheet knows better (endurance_bytes)"
-    )
+    notes.append(f"{format_bytes_decimal(measured.written_bytes)} were written to measure")
+    machine = measured.machine
+    life = f"{format_bytes_decimal(machine.ssd_endurance_bytes)} are {machine.drives_life}"
+    if any(ssd.life is LifeSource.ASSUMED for ssd in machine.ssds):
+        life += (
+            f": {WRITES_PER_CAPACITY} times what they hold; the data sheet knows better "
+            "(endurance_bytes, offload.ssd_rated_tbw)"
+        )
+    notes.append(life)
     noisy = sorted(measured.unsure_parts())
     if noisy:
         notes.append(

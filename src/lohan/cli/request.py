@@ -5,6 +5,7 @@ that plan.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lohan.errors import ConfigError, nearest_names
@@ -176,8 +177,10 @@ def request_of(
     policy: str,
     clip: bool | None,
     num_directories: int | None = None,
+    rated_lives_bytes: Sequence[int] | None = None,
 ) -> Request:
-    """Understand a request; `num_directories` is of SSDs of this machine, where none is named.
+    """Understand a request; `num_directories` is of SSDs of this machine, where none is named, and
+    `rated_lives_bytes` what its drives are rated for, where that is said.
 
     Raises:
         ConfigError: for anything in it that cannot be meant.
@@ -187,6 +190,8 @@ def request_of(
     box = machine_asked(
         machine, ram=ram, gpu=gpu, ssds=ssds, gpus=gpus, num_directories=num_directories
     )
+    if rated_lives_bytes is not None:
+        box = box.with_rated_lives(rated_lives_bytes)
     shape, sequence = shape_asked(model, seq)
     workload = Workload(batch=batch, sequence=sequence, clips_gradients=clips_gradients)
     workload.batch_per_gpu(box.num_gpus)

@@ -1,16 +1,24 @@
 """`lohan plan` in the words of `lohan train`: a run's file, or its settings as --key value.
 
-Owns what of a run's settings a plan needs, and how each is read without TRL. What a run would
+Owns what of a run's settings a plan needs, how each is read without TRL, and what of a run lies on
+drives of this machine. What a run would
 really do with its rows is `lohan train --dry-run`.
 """
 
+import os
+import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lohan.cli.free_words import read_words
 from lohan.errors import ConfigError
+from lohan.plan.plan import Plan
+from lohan.plan.run_room import DriveRoom, drive_rooms, parts_of, states_uses
+from lohan.train.run.disk_reservation import model_uses, out_uses
 from lohan.train.settings.config import Setting, written_settings
+from lohan.train.settings.offload import read_lives
+from lohan.train.weights.model_places import local_place
 
 _FILE_ENDINGS = (".yaml", ".yml")
 # What TRL takes where nothing is written.
@@ -30,7 +38,11 @@ class RunWords:
     gpu: str | None
     ssd: tuple[str, ...]
     machine: str | None
+    rated_lives_bytes: tuple[int, ...] | None
     num_steps: int | None
+    out: str | None
+    archive_steps: int | None
+    save_total_limit: int | None
 
 
 def run_words(first: str | None, model: str | None, extra_args: list[str]) -> RunWords:
@@ -69,8 +81,38 @@ def run_words(first: str | None, model: str | None, extra_args: list[str]) -> Ru
         gpu=_size(written, "offload.gpu"),
         ssd=_texts(written, "offload.ssd"),
         machine=_value(written, "offload.machine"),
+        rated_lives_bytes=read_lives(
+            _value(written, "offload.ssd_rated_tbw"), "offload.ssd_rated_tbw"
+        ),
         num_steps=_count(written, "max_steps"),
+        out=_value(written, "out"),
+        archive_steps=_count(written, "offload.archive_steps"),
+        save_total_limit=_count(written, "save_total_limit"),
     )
+
+
+def rooms_of(words: RunWords, plan: Plan) -> list[DriveRoom]:
+    """What a run takes of the filesystems of this machine; nothing where its folders are not on it.
+
+    A model on the hub is counted by `lohan train --dry-run`, which knows where it would lie.
+    """
+    if not words.ssd or not all(map(os.path.isdir, words.ssd)):
+        return []
+    uses = states_uses(parts_of(plan), words.ssd)
+    path = pathlib.Path(words.model).expanduser()
+    if path.is_dir():
+        place = local_place(path)
+        assert place is not None, "it is a directory"
+        uses += model_uses(place.directory, place.gguf_file)
+    if words.out is not None:
+        uses += out_uses(
+            str(pathlib.Path(words.out).expanduser()),
+            plan.shape.num_parameters,
+            num_steps=words.num_steps or 0,
+            archive_steps=words.archive_steps,
+            save_total_limit=words.save_total_limit,
+        )
+    return drive_rooms(uses)
 
 
 def _value(written: Mapping[str, Setting], key: str) -> Any:

@@ -22,7 +22,7 @@ from lohan.engine.options import FirstStates, Options
 from lohan.engine.planning.budgets import Budgets
 from lohan.engine.planning.known_drives import KnownDrives, measured_if_used
 from lohan.engine.planning.plan_run import PlannedRun, master_format_of, plan_run
-from lohan.engine.planning.swap_room import try_swap_room
+from lohan.engine.planning.swap_room import swap_room_bytes, try_swap_room
 from lohan.engine.planning.traced_model import TracedModel, sizes_of
 from lohan.engine.results import RunCounters
 from lohan.engine.run_setup import (
@@ -115,16 +115,26 @@ def attach_engine(
                 )
             return None
 
+        states_bytes = options.num_slots * layout.slot_bytes() + layout.frozen_bytes()
         planned = None
+        planned_for = known.machine if known.measure is None else None
         if options.largest_step or known.measure is not None or first.run is None:
             options.tell(
                 "checking that the largest step fits" if options.largest_step else "planning"
             )
             known, budgets, planned = measured_if_used(known, budgets, plan)
         if options.on_planned is not None and options.largest_step:
-            planned = plan(_as_computing(known.machine, device), budgets)
+            used = _as_computing(known.machine, device)
+            if used != planned_for:
+                planned = plan(used, budgets)
             assert planned is not None, "the largest step fits"
-            options.on_planned(planned)
+            options.on_planned(
+                replace(
+                    planned,
+                    states_bytes=states_bytes,
+                    swap_bytes=swap_room_bytes(planned.plan, layout),
+                )
+            )
         directories, is_new = open_run(options.ssd, first.run)
         undo.callback(lambda: directories.close(should_delete=is_new))
         io = options.io if options.io is not None else choose_engine()[0]

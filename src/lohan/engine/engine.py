@@ -318,6 +318,7 @@ class Engine:
         if refined is None:
             return
         setup.machine = refined
+        setup.known.note_learned(refined)
         running.planned = replace(before, machine=refined)
         planned = faster_plan(setup, before)
         if planned is not None:

@@ -36,6 +36,8 @@ class Options:
     """Whether the engine closes a device it was given open."""
     machine: Machine | KnownDrives | None = None
     """None: this machine, measured as far as it must be."""
+    ssd_rated_bytes: Sequence[int] | None = None
+    """What drives are rated for, one figure for all or one per directory."""
     policy: str | Policy = "lohan+"
     example: Any | None = None
     largest_step: Sequence[Any] | None = None

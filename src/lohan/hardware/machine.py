@@ -8,6 +8,7 @@ holds for hours.
 
 import json
 import pathlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Self
@@ -19,10 +20,12 @@ from lohan.fields import (
     check_count,
     check_dollars,
     check_rate,
+    check_share,
     check_text,
     check_version,
     parse_object,
 )
+from lohan.hardware.drive_life import LifeSource, life_in_words, one_per_drive
 from lohan.units import format_bytes, format_rate
 
 FORMAT_VERSION = 1
@@ -93,8 +96,10 @@ class Ssd:
     endurance_bytes: int
     """What may be written to it before it is worn out (the "TBW" of a data sheet)."""
     price_dollars: float
-    is_life_assumed: bool = False
-    """Whether `endurance_bytes` is what is usual, not what the drive's maker says."""
+    life: LifeSource = LifeSource.STATED
+    """Who says what `endurance_bytes` is."""
+    used_share: float | None = None
+    """Of its life, before the run, by the drive's own counter; None: not known."""
 
     def __post_init__(self) -> None:
         check_text(self.name, "ssd.name")
@@ -103,6 +108,8 @@ class Ssd:
         check_bytes(self.capacity_bytes, "ssd.capacity_bytes", example='"2TB"')
         check_bytes(self.endurance_bytes, "ssd.endurance_bytes", example='"1200TB"')
         check_dollars(self.price_dollars, "ssd.price_dollars")
+        if self.used_share is not None:
+            check_share(self.used_share, "ssd.used_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +205,15 @@ class Machine:
     @property
     def drives_life(self) -> str:
         """What `ssd_endurance_bytes` is, in words."""
-        is_assumed = any(ssd.is_life_assumed for ssd in self.ssds)
-        return f"the drives' {'assumed' if is_assumed else 'rated'} life"
+        return life_in_words([ssd.life for ssd in self.ssds], self.drives_used_share)
+
+    @property
+    def drives_used_share(self) -> float | None:
+        """What is used up of that life before the run; None where a drive does not say."""
+        used = [
+            ssd.endurance_bytes * ssd.used_share for ssd in self.ssds if ssd.used_share is not None
+        ]
+        return sum(used) / self.ssd_endurance_bytes if len(used) == len(self.ssds) else None
 
     @property
     def price_dollars(self) -> float:
@@ -224,6 +238,19 @@ class Machine:
         check_count(count, "number of SSDs")
         kept = self.ssds[:count]
         return replace(self, ssds=kept + (self.ssds[-1],) * (count - len(kept)))
+
+    def with_rated_lives(self, lives_bytes: Sequence[int]) -> Self:
+        """Return the machine with what its drives are rated for: one figure for each, or for all.
+
+        Raises:
+            ConfigError: there are more figures than one, and not one per drive.
+        """
+        lives_bytes = one_per_drive(lives_bytes, len(self.ssds))
+        rated = [
+            replace(ssd, endurance_bytes=nbytes, life=LifeSource.STATED)
+            for ssd, nbytes in zip(self.ssds, lives_bytes, strict=True)
+        ]
+        return replace(self, ssds=tuple(rated))
 
     def with_ram(self, ram_bytes: int) -> Self:
         """Return the machine with another RAM size."""
@@ -344,9 +371,12 @@ def _ssds_from(found: list[object], *, where: str) -> tuple[Ssd, ...]:
             capacity_bytes=fields.size_bytes("capacity_bytes", example='"2TB"'),
             endurance_bytes=fields.size_bytes("endurance_bytes", example='"1200TB"'),
             price_dollars=fields.dollars("price_dollars"),
-            is_life_assumed=fields.truth("is_life_assumed")
-            if fields.has("is_life_assumed")
-            else False,
+            life=LifeSource(fields.one_of("life", tuple(LifeSource)))
+            if fields.has("life")
+            else LifeSource.STATED,
+            used_share=fields.share("used_share")
+            if fields.has("used_share") and fields.value("used_share") is not None
+            else None,
         )
         ssds += [ssd] * (fields.count("count") if fields.has("count") else 1)
     return tuple(ssds)

@@ -5,9 +5,10 @@ Called by `machine`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lohan.hardware.drive_life import DriveWear, life_of, read_wear
 from lohan.hardware.machine import Gpu, Ssd, SsdPath
 from lohan.hardware.presets import CONSUMER_GEN4
 from lohan.measure.compute import ComputeFigures
@@ -17,8 +18,6 @@ from lohan.measure.figure import Figure
 from lohan.measure.measured import MeasuredDrive
 from lohan.ssd import DirectoryReport
 
-WRITES_PER_CAPACITY = 600
-"""What drives endure, as a multiple of what they hold: usual for consumer drives. Not measured."""
 _BOUND_SHARE = 0.9
 
 
@@ -45,8 +44,18 @@ def gpu_of(
     )
 
 
-def ssds_of(drives: Sequence[MeasuredDrive], facts: MachineFacts) -> list[Ssd]:
-    """The drives as measured; with the rates of usual ones where they were not."""
+def ssds_of(
+    drives: Sequence[MeasuredDrive],
+    facts: MachineFacts,
+    ask_wear: Callable[[str], DriveWear | None] = read_wear,
+) -> list[Ssd]:
+    """The drives as measured; with the rates of usual ones where they were not.
+
+    Directories on one drive share its life. `ask_wear` gives what a drive says of itself.
+    """
+    num_on = Counter(one.device for one in facts.drives)
+    wears = {device: ask_wear(device) for device in num_on}
+    lives = {one.device: life_of(one.total_bytes, wears[one.device]) for one in facts.drives}
     usual = CONSUMER_GEN4.read_bytes_per_second, CONSUMER_GEN4.write_bytes_per_second
     measured = [(drive.figures.read.per_second, drive.lasting_write_per_second) for drive in drives]
     return [
@@ -55,9 +64,10 @@ def ssds_of(drives: Sequence[MeasuredDrive], facts: MachineFacts) -> list[Ssd]:
             read_bytes_per_second=read,
             write_bytes_per_second=write,
             capacity_bytes=max(1, one.total_bytes),
-            endurance_bytes=max(1, one.total_bytes * WRITES_PER_CAPACITY),
+            endurance_bytes=max(1, lives[one.device][0] // num_on[one.device]),
             price_dollars=0,
-            is_life_assumed=True,
+            life=lives[one.device][1],
+            used_share=None if (wear := wears[one.device]) is None else wear.used_share,
         )
         for one, (read, write) in zip(
             facts.drives, measured or [usual] * len(facts.drives), strict=True

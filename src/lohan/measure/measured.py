@@ -8,7 +8,7 @@ files over several drives.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self
@@ -24,6 +24,7 @@ from lohan.measure.figure import MOST_SPREAD, Figure
 from lohan.ssd import DriveSettings, Mixing
 
 FORMAT_VERSION = 2
+_LEARNED = "drives varied a lot when they were measured: their rates are those a run has reached"
 
 
 class Part(StrEnum):
@@ -132,6 +133,27 @@ class MeasuredMachine:
         """Whether the write rate is one that drives may not hold for long."""
         return any(drive.sustained_write is None for drive in self.drives)
 
+    def with_learned_drives(self, learned: Machine) -> Self:
+        """The same with drives as fast as the steps of a run have shown them, which is remembered.
+
+        Args:
+            learned: a machine with the same drives, in the same order.
+        """
+        drives = tuple(
+            replace(
+                drive,
+                figures=_learned(drive.figures, ssd.read_bytes_per_second, write),
+                sustained_write=drive.sustained_write and Figure(samples=(write,)),
+            )
+            for drive, ssd in zip(self.drives, learned.ssds, strict=True)
+            for write in (ssd.write_bytes_per_second,)
+        )
+        together = self.together and _learned(
+            self.together, learned.ssd_read_bytes_per_second, learned.ssd_write_bytes_per_second
+        )
+        notes = tuple(dict.fromkeys((*self.notes, _LEARNED)))
+        return replace(self, drives=drives, together=together, notes=notes)
+
     def to_fields(self) -> dict[str, object]:
         """Everything as plain values."""
         return {
@@ -197,6 +219,14 @@ class MeasuredMachine:
                 why=f"a field is missing or damaged ({error!r})",
                 remedy="measure again",
             ) from error
+
+
+def _learned(before: DriveFigures, read: float, write: float) -> DriveFigures:
+    """Figures of rates that are known, with both directions side by side or in turns as before."""
+    both = 2 * min(read, write) if before.is_duplex else 2 / (1 / read + 1 / write)
+    return DriveFigures(
+        read=Figure(samples=(read,)), write=Figure(samples=(write,)), mixed=Figure(samples=(both,))
+    )
 
 
 def facts_fields(facts: MachineFacts) -> dict[str, object]:

@@ -4,12 +4,14 @@ Owns which parts are measured and what is said about it. Figures are kept if the
 memory that is free is not. Called by `lohan profile` and by whoever starts a run.
 """
 
+import contextlib
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lohan.device import Device
 from lohan.errors import ConfigError
+from lohan.hardware.machine import Machine
 from lohan.hardware.this_host import num_usable_cores
 from lohan.measure.bar import OnShare, Report
 from lohan.measure.cache import load_profile, save_profile
@@ -18,6 +20,23 @@ from lohan.measure.machine import SECONDS, Instruments, measure_machine
 from lohan.measure.measured import MeasuredMachine, Part
 from lohan.measure.opening import OpenedDevice, check_numbers
 from lohan.ssd import check_directories
+
+
+def remember_drives(
+    measured: MeasuredMachine, learned: Machine, *, cache: Path | None = None
+) -> None:
+    """Keep what the steps of a run have shown of drives whose own figures are not worth keeping,
+    so that they are not measured, and worn, at every start of a machine that is never quiet.
+
+    Args:
+        measured: what the run began with.
+        learned: the machine as its steps have shown it.
+    """
+    kept = load_profile(measured.facts, directory=cache).profile
+    if kept is None or not kept.drives or Part.DRIVES not in kept.unsure_parts():
+        return  # somebody has measured them in quiet meanwhile
+    with contextlib.suppress(ConfigError):  # the run does not need it to be kept
+        save_profile(kept.with_learned_drives(learned), directory=cache)
 
 
 def profile_machine(

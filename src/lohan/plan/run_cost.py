@@ -3,10 +3,12 @@
 Owns the assumed prices, each said where it is used, and when something is worth a warning.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lohan.hardware.machine import Machine
 from lohan.plan.ledger import Ledger
+from lohan.plan.run_room import DriveRoom
 from lohan.units import format_bytes, format_bytes_decimal
 from lohan.vocabulary import Tier
 
@@ -54,18 +56,34 @@ def run_cost(machine: Machine, *, seconds: float, written_bytes: float) -> RunCo
     )
 
 
-def run_warnings(machine: Machine, ledger: Ledger, *, written_bytes: float) -> list[str]:
-    """Sentences about what a run would do to the drives, if it is much."""
+def run_warnings(
+    machine: Machine, ledger: Ledger, *, written_bytes: float, rooms: Sequence[DriveRoom] = ()
+) -> list[str]:
+    """Sentences about what a run would do to the drives, if it is much.
+
+    Args:
+        rooms: what it takes of the filesystems it really touches, where they are known; else the
+            ledger's room counts.
+    """
     found = []
     share = written_bytes / machine.ssd_endurance_bytes
-    if share > _MUCH_OF_A_LIFE:
+    left = 1.0 - (machine.drives_used_share or 0.0)
+    if share > min(_MUCH_OF_A_LIFE, left):
         found.append(
             f"the run writes {format_bytes_decimal(written_bytes)}, {share:.0%} of "
             f"{machine.drives_life}: take a larger batch, more RAM or fewer tokens, or set "
             "offload.write_budget"
         )
+    for room in rooms:
+        if room.asked_bytes > room.free_bytes:
+            found.append(f"the run does not fit on a drive: {room.in_words()}")
+        elif room.share > _MUCH_OF_A_DRIVE:
+            found.append(
+                f"the run takes {room.share:.0%} of what is free on a drive, nothing else will fit "
+                f"there: {room.in_words()}"
+            )
     budget, needed = ledger.budgets.get(Tier.SSD, 0), ledger.total(Tier.SSD)
-    if budget and needed > _MUCH_OF_A_DRIVE * budget:
+    if not rooms and budget and needed > _MUCH_OF_A_DRIVE * budget:
         found.append(
             f"states take {needed / budget:.0%} of what is free on the drives "
             f"({format_bytes(needed)} of {format_bytes(budget)}): nothing else will fit there"

@@ -14,9 +14,10 @@ from lohan.plan.limits import Question
 from lohan.plan.plan import Plan
 from lohan.plan.policies import make_plan
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
-from lohan.simulate.batch_advice import FASTER, advised, batch_choices
+from lohan.simulate.batch_advice import FASTER, BatchChoice, advised, batch_choices
 from lohan.simulate.bottleneck import GPU_WORDS, PROCESSOR_WORDS, plain_limit
 from lohan.simulate.quick import quick_step
+from lohan.simulate.result import SimulatedStep
 from lohan.simulate.what_if import what_ifs
 from lohan.vocabulary import Tier
 
@@ -53,10 +54,9 @@ def advice_for(question: Question) -> list[Advice] | None:
     Raises:
         ConfigError: it cannot be planned.
     """
-    plan = make_plan(question.policy, question.machine, question.shape, question.workload)
-    if not plan.ledger.fits:
+    now = _step_of(question)
+    if now is None:
         return None
-    now = quick_step(plan, question.machine)
     # The best of those that change the machine or a setting, and a larger batch for itself: what
     # that does to learning is the user's to judge.
     found = [
@@ -65,10 +65,30 @@ def advice_for(question: Question) -> list[Advice] | None:
         if not one.option.startswith("--batch") and (one.factor or 0.0) >= _WORTH_BUYING
         if one.factor is not None
     ][:1]
-    batch = advised(batch_choices(question, now))
-    if batch.faster >= FASTER:
+    batch = _larger_batch(question, now)
+    if batch is not None and batch.faster >= FASTER:
         found.append(Advice(change=f"a batch of {batch.batch:,} rows", factor=batch.faster))
     return sorted(found, key=lambda one: -one.factor)
+
+
+def larger_batch(question: Question) -> BatchChoice | None:
+    """The batch `advice_for` would take, if it is much faster or wears much less; None if not.
+
+    Raises:
+        ConfigError: it cannot be planned.
+    """
+    now = _step_of(question)
+    return None if now is None else _larger_batch(question, now)
+
+
+def _larger_batch(question: Question, now: SimulatedStep) -> BatchChoice | None:
+    choice = advised(batch_choices(question, now))
+    return choice if choice.is_worth_saying else None
+
+
+def _step_of(question: Question) -> SimulatedStep | None:
+    plan = make_plan(question.policy, question.machine, question.shape, question.workload)
+    return quick_step(plan, question.machine) if plan.ledger.fits else None
 
 
 def limit_sentence(bottleneck: str, share: float, advice: Sequence[Advice] | None) -> str:

@@ -1,11 +1,13 @@
 """`lohan train` from a checked configuration to a fine-tuned model in OUT.
 
 Owns the order: what is cheap to check comes first, so that a mistake is named before anything long
-begins. Each part is elsewhere (`source`, `dataset`, `trainer`, `saving`). Called by the command
-line; prints through the console it is given.
+begins; weights on the hub are fetched once rows are read and a plan fits. Each part is elsewhere
+(`source`, `dataset`, `trainer`, `saving`). Called by the command line; prints through the console
+it is given.
 """
 
 import contextlib
+import copy
 import errno
 import math
 import pathlib
@@ -95,7 +97,7 @@ def _run(
         for warning in report.warnings:
             console.print(f"note: {warning}", soft_wrap=True)
     with _shown_warnings(console), contextlib.ExitStack() as private:
-        source = _open(config, args)
+        source = _open(config, args, should_fetch=False)
         _refuse_full(out, source, config, args)
         tokenizer = load_tokenizer(source, args)
         tables = make_working_folder(out) / TABLES_FOLDER
@@ -116,6 +118,11 @@ def _run(
             console.print(
                 "note: eval_strategy is no, so nothing is evaluated; write epoch or steps"
             )
+        if not source.has_weights and not is_dry:
+            trial = _make_trainer(config, copy.deepcopy(args), source, tokenizer, rows, held_out)
+            _refuse_unplannable(trial, resume=resume, console=console)
+            console.print(f"the plan fits; fetching the weights of {config.model}", style="dim")
+            source = _open(config, args, revision=source.directory.name)
         trainer = _make_trainer(config, args, source, tokenizer, rows, held_out)
     trainer.is_out_held = True
     trainer.model_name, trainer.data_names = config.model, config.data
@@ -175,7 +182,35 @@ def _end_dry_run(trainer: Any, planned: PlannedRun, progress: Any) -> None:
     raise _DryRunEnded
 
 
-def _open(config: TrainConfig, args: Any) -> Any:
+class _PlanFits(Exception):
+    """What could be known before the weights are here is known."""
+
+
+def _refuse_unplannable(trainer: Any, *, resume: str | bool | None, console: Console) -> None:
+    """Start a run up to its plan, with a model whose weights are not here.
+
+    Raises:
+        LohanError: the run cannot be started, whatever its weights are.
+    """
+
+    def end(_: PlannedRun) -> None:
+        raise _PlanFits
+
+    trainer.is_out_held = True
+    trainer.on_planned = end
+    trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
+    try:
+        if trainer.largest_step() is not None:
+            with contextlib.suppress(_PlanFits):
+                trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+
+
+def _open(
+    config: TrainConfig, args: Any, *, revision: str | None = None, should_fetch: bool = True
+) -> Any:
+    """The model; `revision` is the commit whose other files are here already."""
     import torch
 
     from lohan.train.weights.source import open_source
@@ -183,9 +218,10 @@ def _open(config: TrainConfig, args: Any) -> Any:
     settings = args.model_init_kwargs or {}
     return open_source(
         config.model,
-        revision=settings.get("revision"),
+        revision=revision or settings.get("revision"),
         trust_remote_code=args.trust_remote_code,
         dtype=torch.float16 if args.fp16 else torch.bfloat16,
+        should_fetch=should_fetch,
     )
 
 

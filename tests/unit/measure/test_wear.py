@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from lohan.measure import Figure, Part, Sizes, measure_machine, profile_machine
+from lohan.hardware.drive_life import DriveWear, LifeSource
+from lohan.measure import Figure, Part, Sizes, measure_machine, profile_machine, save_profile
+from lohan.measure.as_machine import ssds_of
 from lohan.measure.machine import MOST_WRITTEN_BYTES
-from lohan.units import GIB, MIB
-from support.profiles import profile, quick_instruments, quick_options
+from lohan.measure.measured import MeasuredMachine
+from lohan.measure.profile import remember_drives
+from lohan.units import GIB, MIB, TB
+from support.profiles import profile, quick_instruments, quick_options, steady
 from support.timed_engine import HandClock, TimedDisk, TimedDrive
 
 NO_DRIVES = [part for part in Part if part is not Part.DRIVES]
@@ -98,3 +102,77 @@ def test_how_much_is_done_is_told(tmp_path: pathlib.Path) -> None:
     assert shares[0] == 0
     assert 0.8 < shares[-1] < 1
     assert os.listdir(tmp_path) == []
+
+
+def test_directories_on_one_drive_share_its_life_as_its_counter_tells_it() -> None:
+    facts = profile().facts  # two directories on one drive of 1 TB
+    asked: list[str] = []
+
+    def worn(device: str) -> DriveWear:
+        asked.append(device)
+        return DriveWear(written_bytes=80 * TB, used_share=0.1)
+
+    found = ssds_of((), facts, worn)
+    assert asked == ["/dev/a"]
+    assert [ssd.endurance_bytes for ssd in found] == [400 * TB, 400 * TB]
+    assert {(ssd.life, ssd.used_share) for ssd in found} == {(LifeSource.WEAR_COUNTER, 0.1)}
+    silent = ssds_of((), facts, lambda device: None)
+    assert sum(ssd.endurance_bytes for ssd in silent) == 600 * TB
+    assert {(ssd.life, ssd.used_share) for ssd in silent} == {(LifeSource.ASSUMED, None)}
+
+
+def noisy(found: MeasuredMachine) -> MeasuredMachine:
+    """As measured beside something else that writes."""
+    drives = tuple(
+        replace(one, figures=replace(one.figures, write=Figure(samples=(1e9, 2e9, 3e9))))
+        for one in found.drives
+    )
+    return replace(found, drives=drives)
+
+
+@pytest.mark.parametrize("is_duplex", [False, True])
+def test_rates_that_steps_have_reached_are_sure(is_duplex: bool) -> None:
+    measured = noisy(profile())
+    assert measured.together is not None
+    mixed = Figure(samples=(1e12 if is_duplex else 1.0,))
+    measured = replace(measured, together=replace(measured.together, mixed=mixed))
+    assert measured.unsure_parts() == {Part.DRIVES}
+    one, two = measured.machine.with_ssds(2).ssds
+    slow = replace(one, read_bytes_per_second=1e9, write_bytes_per_second=2e8)
+    learned = measured.machine.with_ssds(2)
+    learned = replace(learned, ssds=(slow, two))
+    found = measured.with_learned_drives(learned)
+    assert found.unsure_parts() == frozenset()
+    assert MeasuredMachine.from_json(found.to_json()) == found
+    rates = [(ssd.read_bytes_per_second, ssd.write_bytes_per_second) for ssd in learned.ssds]
+    again = ssds_of(found.drives, found.facts, lambda device: None)
+    assert [(ssd.read_bytes_per_second, ssd.write_bytes_per_second) for ssd in again] == rates
+    assert found.together is not None
+    assert found.together.is_duplex is is_duplex
+    assert found.with_learned_drives(learned).notes == found.notes
+    assert "those a run has reached" in found.notes[-1]
+
+
+def test_drives_that_are_never_quiet_are_not_measured_after_a_run(tmp_path: pathlib.Path) -> None:
+    def refuse() -> Any:
+        raise AssertionError("a drive was touched")
+
+    ssd, cache = tmp_path / "ssd", tmp_path / "cache"
+    ssd.mkdir()
+    options = {**quick_options(ssd), "cache": cache}
+    first, _ = profile_machine(**options, instruments=quick_instruments())
+    measured = noisy(steady(first))
+    save_profile(measured, directory=cache)
+    calm = replace(quick_instruments(refuse), most_spread=0.25)
+    with pytest.raises(AssertionError, match="a drive was touched"):
+        profile_machine(**options, instruments=calm)
+    learned = measured.machine
+    remember_drives(measured, learned, cache=cache)
+    again, why = profile_machine(**options, instruments=calm)
+    assert why.startswith("kept in")
+    assert again.machine.ssds[0].write_bytes_per_second == learned.ssds[0].write_bytes_per_second
+    # What is sure stays as it is, and so does a machine nobody has measured.
+    faster = replace(learned.ssds[0], write_bytes_per_second=9e9)
+    remember_drives(measured, replace(learned, ssds=(faster,)), cache=cache)
+    assert profile_machine(**options, instruments=calm)[0].machine == again.machine
+    remember_drives(profile(), learned, cache=cache)

@@ -1,9 +1,12 @@
 """Money and warnings: what a run costs, and when it is worth a word."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from lohan.errors import ConfigError
+from lohan.hardware.drive_life import LifeSource
 from lohan.hardware.machine import Machine
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
@@ -47,10 +50,45 @@ def test_half_a_life_and_a_full_drive_are_warned_of() -> None:
     assert "of what is free on the drives" in full
 
 
-def test_a_life_nobody_stated_is_called_assumed() -> None:
-    assumed = replace(
-        DESKTOP, ssds=tuple(replace(ssd, is_life_assumed=True) for ssd in DESKTOP.ssds)
-    )
-    assert Machine.from_json(assumed.to_json()) == assumed
-    assert assumed.drives_life == "the drives' assumed life"
+def desktop_with(**changes: Any) -> Machine:
+    changed = replace(DESKTOP, ssds=tuple(replace(ssd, **changes) for ssd in DESKTOP.ssds))
+    assert Machine.from_json(changed.to_json()) == changed
+    return changed
+
+
+def test_a_life_is_called_what_it_is() -> None:
     assert DESKTOP.drives_life == "the drives' rated life"
+    assumed = desktop_with(life=LifeSource.ASSUMED)
+    assert assumed.drives_life == "the drives' assumed life"
+    worn = desktop_with(life=LifeSource.WEAR_COUNTER, used_share=0.12)
+    assert "own wear counter), 12% of which is used already" in worn.drives_life
+    rated = worn.with_rated_lives([700 * TB])
+    assert rated.drives_life == "the drives' rated life, 12% of which is used already"
+    assert rated.ssd_endurance_bytes == 700 * TB * len(rated.ssds)
+
+
+def test_as_many_lives_as_drives_are_stated() -> None:
+    two = DESKTOP.with_ssds(2).with_rated_lives([1 * TB, 2 * TB])
+    assert [ssd.endurance_bytes for ssd in two.ssds] == [1 * TB, 2 * TB]
+    with pytest.raises(ConfigError, match="3 rated lives are given for 2"):
+        two.with_rated_lives([1, 2, 3])
+
+
+@pytest.mark.parametrize("changes", [{"used_share": -0.1}, {"used_share": "much"}])
+def test_a_share_that_is_none_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="used_share"):
+        desktop_with(**changes)
+
+
+def test_a_life_of_an_unknown_source_is_refused() -> None:
+    text = DESKTOP.to_json().replace('"stated"', '"guessed"')
+    with pytest.raises(ConfigError, match="one of stated, wear counter, assumed"):
+        Machine.from_json(text)
+
+
+def test_a_run_is_warned_of_that_would_outlive_a_worn_drive() -> None:
+    ledger = make_plan("lohan+", DESKTOP, shape_of("gpt-1.55b"), Workload(batch=1, sequence=64))
+    worn = desktop_with(used_share=0.95)
+    assert run_warnings(worn, ledger.ledger, written_bytes=1 * TB) == []
+    (found,) = run_warnings(worn, ledger.ledger, written_bytes=100 * TB)
+    assert "8% of the drives' rated life, 95% of which is used already" in found

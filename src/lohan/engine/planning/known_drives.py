@@ -5,7 +5,7 @@ they are measured is the caller's.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from lohan.engine.planning.budgets import Budgets
@@ -30,6 +30,25 @@ class KnownDrives:
     """Finds out more, if there is more to find out."""
     most_measuring_bytes: int = 0
     """That `measure` may write."""
+    remember: Callable[[Machine], None] | None = None
+    """Keeps what steps have shown of the drives, if what was measured of them is not kept."""
+
+    def note_learned(self, machine: Machine) -> None:
+        """Steps have shown the machine to be this one. May block: on a small file."""
+        before = self.machine
+        has_read = machine.ssd_read_bytes_per_second != before.ssd_read_bytes_per_second
+        has_written = machine.ssd_write_bytes_per_second != before.ssd_write_bytes_per_second
+        if self.remember is not None and has_read and has_written:
+            self.remember(machine)
+
+    def with_rated_lives(self, lives_bytes: Sequence[int]) -> Self:
+        """The same with what the drives are rated for; see `Machine.with_rated_lives`."""
+        measure = self.measure
+        return replace(
+            self,
+            machine=self.machine.with_rated_lives(lives_bytes),
+            measure=None if measure is None else lambda: measure().with_rated_lives(lives_bytes),
+        )
 
 
 def measured_if_used(

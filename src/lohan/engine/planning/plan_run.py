@@ -63,6 +63,10 @@ class PlannedRun:
     """What a step takes, as simulated when it was planned."""
     ssd_bytes: int
     """What a step moves to and from SSD."""
+    states_bytes: int = 0
+    """What all states take on SSD, as they are laid out; of a plan that is told of at attaching."""
+    swap_bytes: int = 0
+    """Likewise, what is there besides them."""
 
 
 def plan_run(

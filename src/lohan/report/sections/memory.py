@@ -114,11 +114,12 @@ def wear_section(run: RunFiles) -> str:
         said.append("Totals are worked out from the logged steps, each for those up to it.")
     share = facts.endurance_share(run)
     if share is None:
-        said.append("The drives' rated endurance is not recorded (no usable machine.json).")
+        said.append("What the drives endure is not recorded (no usable machine.json).")
     elif run.machine is not None:
         said.append(
-            f"The run used {format_share(share)} of the "
-            f"{format_bytes_decimal(run.machine.ssd_endurance_bytes)} the drives are rated for."
+            f"The run wrote {format_share(share)} of the "
+            f"{format_bytes_decimal(run.machine.ssd_endurance_bytes)} that are "
+            f"{run.machine.drives_life}."
         )
     return section(
         "wear",

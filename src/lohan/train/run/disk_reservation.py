@@ -1,23 +1,30 @@
 """Room in the output folder for the final model and for archives, held before step 0.
 
-Owns the arithmetic of what a run will write there and the file that holds the space until it is
-needed. The states on the SSDs are reserved by the engine. Called by `saving`.
+Owns the arithmetic of what a run will write there, the file that holds the space until it is
+needed, and the refusal of a run whose drives are too full for all of it. The states on the SSDs are
+reserved by the engine. Called by `saving`, and by `lohan plan` for the arithmetic.
 """
 
 import contextlib
 import errno
+import math
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
+from typing import Any
 
 from lohan.errors import OutOfSpace
+from lohan.plan.run_room import DriveRoom, DriveUse
 from lohan.ssd.storage_errors import storage_error
+from lohan.train.weights.checkpoint_files import stated_bytes
 from lohan.units import format_bytes_decimal
 
 RESERVED_NAME = ".lohan-reserved"
 _MODEL_BYTES_PER_PARAMETER = 2
 # A model in 16 bits, fp32 masters and two fp32 moments.
 _ARCHIVE_BYTES_PER_PARAMETER = 2 + 12
+_MODEL = "the model to start from"
 _BESIDE_BYTES = 64 * 1000 * 1000
 
 
@@ -35,6 +42,64 @@ def needed_bytes(
         num_archives = min(num_archives, save_total_limit + 1)
     archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
     return archives + _MODEL_BYTES_PER_PARAMETER * num_parameters + _BESIDE_BYTES, num_archives
+
+
+def out_uses(
+    out: str,
+    num_parameters: int,
+    *,
+    num_steps: int,
+    archive_steps: int | None,
+    save_total_limit: int | None,
+) -> list[DriveUse]:
+    """What a run will hold in its output folder at most. A model is written beside its place and
+    moved there, so it takes its room once."""
+    nbytes, num_archives = needed_bytes(
+        num_parameters,
+        num_steps=num_steps,
+        archive_steps=archive_steps,
+        save_total_limit=save_total_limit,
+    )
+    archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
+    return [
+        DriveUse(path=out, purpose="the finished model", nbytes=nbytes - archives),
+        DriveUse(path=out, purpose=f"{num_archives} archive(s)", nbytes=archives),
+    ]
+
+
+def model_uses(directory: pathlib.Path, gguf_file: str | None = None) -> list[DriveUse]:
+    """The weights a run starts from, which are on this machine."""
+    files = [directory / gguf_file] if gguf_file else directory.glob("*.safetensors")
+    nbytes = sum(file.stat().st_size for file in files if file.is_file())
+    return [DriveUse(path=str(directory), purpose=_MODEL, nbytes=nbytes, is_there=True)]
+
+
+def source_uses(source: Any) -> list[DriveUse]:
+    """The weights of a `ModelSource`, on this machine or still to be fetched."""
+    if source is None or not source.has_files:
+        return []
+    if source.has_weights:
+        return model_uses(source.directory, source.gguf_file)
+    num_parameters = sum(math.prod(shape) for shape in source.parameters.values())
+    nbytes = stated_bytes(source.directory) or _MODEL_BYTES_PER_PARAMETER * num_parameters
+    return [DriveUse(path=str(source.directory), purpose=_MODEL, nbytes=nbytes)]
+
+
+def refuse_full_drives(rooms: Sequence[DriveRoom]) -> None:
+    """Refuse a run for which a filesystem has too little room, before anything is written.
+
+    Raises:
+        OutOfSpace: the numbers are named.
+    """
+    for room in rooms:
+        if room.asked_bytes > room.free_bytes:
+            raise OutOfSpace(
+                f"the run does not fit on a drive: {room.in_words()}",
+                why="all of it lies on one filesystem at the end of the run",
+                remedy="free space there, put states (offload.ssd), OUT or the model elsewhere, or "
+                "make fewer archives (offload.archive_steps, save_total_limit)",
+                path=room.path,
+            )
 
 
 class Reservation:

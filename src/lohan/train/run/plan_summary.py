@@ -6,14 +6,16 @@ things are the command line's. Called by `progress`.
 
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from lohan.engine.planning.write_limit import WriteLimit, written_by_seal
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
-from lohan.plan.limits import Question
 from lohan.plan.run_cost import run_cost, run_warnings
-from lohan.simulate.batch_advice import BatchChoice, advised, batch_choices
+from lohan.plan.run_room import DriveRoom
+from lohan.simulate.advice import larger_batch, question_of
+from lohan.simulate.batch_advice import BatchChoice
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Choice, Tier
 
@@ -35,6 +37,7 @@ def plan_in_words(
     written_bytes: int = 0,
     rates_note: str = "",
     machine: Machine | None = None,
+    rooms: Sequence[DriveRoom] = (),
 ) -> list[str]:
     """Sentences about a plan; without a prediction those about time are left out.
 
@@ -45,6 +48,7 @@ def plan_in_words(
         written_bytes: so far, to measure the drives and as first states.
         rates_note: what to know about the rates behind predictions.
         machine: it runs on; without it nothing is said about money.
+        rooms: of the filesystems the run touches.
     """
     ledger, shape = plan.ledger, plan.shape
     memory = ", ".join(
@@ -59,6 +63,7 @@ def plan_in_words(
         f"{'fits' if ledger.fits else 'does not fit'}: {memory}",
         f"activations (what the forward pass leaves for the backward pass): {_activations(plan)}",
     ]
+    lines += [f"room on {room.in_words()}" for room in rooms]
     if prediction is not None:
         hours = num_steps * prediction.step_seconds / 3600
         sealed = num_seals * written_by_seal(plan)
@@ -89,19 +94,23 @@ def plan_in_words(
 
 
 def cautions(
-    plan: Any, prediction: Any, machine: Machine, *, num_steps: int, written_bytes: int = 0
+    plan: Any,
+    prediction: Any,
+    machine: Machine,
+    *,
+    num_steps: int,
+    written_bytes: int = 0,
+    rooms: Sequence[DriveRoom] = (),
 ) -> list[str]:
     """What a user would want to know before step 1: wear, full drives, a batch that costs much."""
     if prediction is None:
         return []
     written = written_bytes + num_steps * prediction.written_bytes
-    found = run_warnings(machine, plan.ledger, written_bytes=written)
-    question = Question(
-        policy=plan.policy, machine=machine, shape=plan.shape, workload=plan.workload
-    )
+    found = run_warnings(machine, plan.ledger, written_bytes=written, rooms=rooms)
+    # What cannot be planned, such as a policy that is a function, is not advised on.
     with contextlib.suppress(ConfigError, DoesNotFit):
-        choice = advised(batch_choices(question, prediction))
-        if choice.is_worth_saying:
+        choice = larger_batch(question_of(plan, machine))
+        if choice is not None:
             found.append(batch_in_words(choice, plan.workload.batch))
     return found
 

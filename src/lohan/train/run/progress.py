@@ -140,10 +140,16 @@ class RunInWords(TrainerCallback):
             written_bytes=written,
             rates_note=rates_note,
             machine=machine,
+            rooms=self._trainer.rooms,
         ):
             self._say(f"  {line}")
         for caution in cautions(
-            plan, prediction, machine, num_steps=num_steps, written_bytes=written
+            plan,
+            prediction,
+            machine,
+            num_steps=num_steps,
+            written_bytes=written,
+            rooms=self._trainer.rooms,
         ):
             self._warn(f"  worth knowing: {caution}")
 

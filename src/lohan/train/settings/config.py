@@ -165,7 +165,7 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         settings[key] = _placed(written[key]) if key in written else _LEFT_OUT
     places = _offload_of(written)
     for key in offload.NAMES:
-        value = getattr(places, "is_tracing" if key == "trace" else key)
+        value = getattr(places, offload.FIELDS[key])
         value = list(value) if isinstance(value, tuple) else value
         name = f"offload.{key}"
         found = written[name].origin if name in written else "default"

@@ -30,6 +30,9 @@ class OffloadConfig:
     write_budget: int | None = None
     """Most bytes the run may write to the SSDs: planned for, refused beforehand if it cannot be
     kept, and never passed."""
+    ssd_rated_bytes: tuple[int, ...] | None = None
+    """What the drives are rated for: one for all, or one per directory; None reads it
+    from their wear counters, or assumes what is usual."""
     archive_steps: int | None = None
     """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
     is_tracing: bool = False
@@ -47,12 +50,21 @@ HELP: dict[str, str] = {
     "write_budget": "Most the whole run may write to the SSDs, such as 300TB. The plan keeps to "
     "it, or the run is refused with the numbers before anything is written; a run that writes more "
     "than predicted seals and stops before it passes it. Left out: no limit.",
+    "ssd_rated_tbw": "What a drive may be written with by its data sheet (TBW), such as 1200TB, or "
+    "a list with one per directory. Shares of the drives' life are of this. Left out: "
+    "worked out from the drive's own wear counter where it can be read, else 600 times what it "
+    "holds, and then called assumed.",
     "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
     "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
     "trace": "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the "
     "report.",
 }
 NAMES = tuple(HELP)
+FIELDS = {name: name for name in NAMES} | {
+    "trace": "is_tracing",
+    "ssd_rated_tbw": "ssd_rated_bytes",
+}
+"""Of each key the field that holds it."""
 _NAMED = {
     "device": "cuda, cuda:0, cpu or emulated",
     "machine": "workstation-4090 or machine.json",
@@ -97,6 +109,7 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     return OffloadConfig(
         ssd=_directories(found.get("ssd"), f"{where}.ssd"),
         archive_steps=_steps(found.get("archive_steps"), f"{where}.archive_steps"),
+        ssd_rated_bytes=read_lives(found.get("ssd_rated_tbw"), f"{where}.ssd_rated_tbw"),
         is_tracing=_truth(found.get("trace"), f"{where}.trace"),
         **values,
     )
@@ -123,7 +136,7 @@ def _directories(found: Any, where: str) -> tuple[str, ...]:
     return paths
 
 
-def _size_bytes(found: Any, where: str) -> int | None:
+def _size_bytes(found: Any, where: str, *, unit: str = "GiB") -> int | None:
     if found is None:
         return None
     given = str(found).strip()
@@ -131,7 +144,7 @@ def _size_bytes(found: Any, where: str) -> int | None:
         raise ConfigError(
             f"{where} is {given}, without a unit",
             why="that would be bytes, and nothing can be trained with so few",
-            remedy=f"write the unit: {given}GiB",
+            remedy=f"write the unit: {given}{unit}",
         )
     if isinstance(found, str):
         try:
@@ -147,6 +160,17 @@ def _size_bytes(found: Any, where: str) -> int | None:
             remedy="write a size such as 48GiB",
         )
     return found
+
+
+def read_lives(found: Any, where: str) -> tuple[int, ...] | None:
+    """Rated lives in bytes, of one drive or of several; None where none is written.
+
+    Raises:
+        ConfigError: one cannot be meant.
+    """
+    listed = found if isinstance(found, list | tuple) else [found]
+    lives = [_size_bytes(one, where, unit="TB") for one in listed]
+    return tuple(one for one in lives if one is not None) or None
 
 
 def _steps(found: Any, where: str) -> int | None:

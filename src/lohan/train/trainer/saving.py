@@ -14,7 +14,7 @@ import pathlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers.trainer_callback import ExportableState
@@ -28,10 +28,16 @@ from lohan.engine.planning.plan_run import PlannedRun
 from lohan.engine.results import StepResult
 from lohan.errors import CheckpointError, ConfigError
 from lohan.hardware import machine_from
+from lohan.plan.run_room import STATES, DriveRoom, DriveUse, drive_rooms, states_uses
 from lohan.simulate.bottleneck import without_shares
 from lohan.train.data.data_hash import hash_rows
 from lohan.train.run import resume_point
-from lohan.train.run.disk_reservation import Reservation, needed_bytes
+from lohan.train.run.disk_reservation import (
+    Reservation,
+    out_uses,
+    refuse_full_drives,
+    source_uses,
+)
 from lohan.train.run.progress import LogFile, RunInWords, step_numbers
 from lohan.train.run.pushing import PushingMixin
 from lohan.train.run.randomness_state import random_state
@@ -75,6 +81,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
         """Gets one sentence per stage of starting up."""
         self.on_planned: Callable[[PlannedRun], None] | None = None
         """Gets the plan of the largest step, where it is known, before states are written."""
+        self.rooms: list[DriveRoom] = []
+        """What the run takes of the filesystems it touches, as it was when it was planned."""
         self.data_names: tuple[str, ...] = ()
         """Files of rows, where they are known."""
         self.stopped_because: str | None = None
@@ -133,16 +141,32 @@ class SavingMixin(ResumingMixin, PushingMixin):
         Raises:
             OutOfSpace: there is too little.
         """
-        num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        uses = [use for use in self._out_uses() if use.nbytes]
+        purpose = " and ".join(use.purpose for use in uses)
+        self._reservation.hold(sum(use.nbytes for use in uses), purpose=purpose)
+
+    def _out_uses(self) -> list[DriveUse]:
         num_steps = self.state.max_steps or planned_steps(self) or 0  # 0: not counted yet
-        nbytes, num_archives = needed_bytes(
-            num_parameters,
+        return out_uses(
+            str(self.out),
+            sum(parameter.numel() for parameter in self.model.parameters()),
             num_steps=max(0, num_steps - self.state.global_step),
             archive_steps=self.offload.archive_steps,
             save_total_limit=self.args.save_total_limit,
         )
-        purpose = "the model" + (f" and {num_archives} archive(s)" if num_archives else "")
-        self._reservation.hold(nbytes, purpose=purpose)
+
+    def _accept_plan(self, planned: PlannedRun, *, ssd: Sequence[str], is_resumed: bool) -> None:
+        """Refuse a plan the drives have no room for, with all else the run puts on them.
+
+        Raises:
+            OutOfSpace: they have not.
+        """
+        parts = {STATES: planned.states_bytes, "swapped activations": planned.swap_bytes}
+        states = states_uses(parts, ssd, is_resumed=is_resumed)
+        self.rooms = drive_rooms([*states, *source_uses(self.source), *self._out_uses()])
+        refuse_full_drives(self.rooms)
+        if self.on_planned is not None:
+            self.on_planned(planned)
 
     def close(self) -> None:
         """Let go of the engine and of held space; the states stay on the SSDs. Twice is fine."""
@@ -190,8 +214,9 @@ class SavingMixin(ResumingMixin, PushingMixin):
             largest_step=self.largest_step(),
             write_limit=write_limit_of(self),
             progress=self.tell,
-            on_planned=self.on_planned,
+            on_planned=functools.partial(self._accept_plan, ssd=ssd, is_resumed=run is not None),
             is_tracing=offload.is_tracing,
+            ssd_rated_bytes=offload.ssd_rated_bytes,
         )
         engine = attach_with(self.model, self._plain_optimizer(), options, first)
         self._engine = engine

@@ -44,6 +44,29 @@ def find_stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     raise _no_weights(directory)
 
 
+def has_all_files(directory: Path) -> bool:
+    """Whether every weights file the index names is there; without an index, any that is one.
+
+    Raises:
+        CheckpointError: the index is damaged.
+        StorageError: it cannot be read.
+    """
+    index = directory / INDEX_NAME
+    if index.is_file():
+        return all((directory / file).is_file() for file in set(_read_index(index).values()))
+    return any(directory.glob("*.safetensors"))
+
+
+def stated_bytes(directory: Path) -> int | None:
+    """What all weights files hold, as the index says it; None where it does not."""
+    try:
+        found = json.loads((directory / INDEX_NAME).read_text(encoding="utf-8"))
+        total = found["metadata"]["total_size"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # nobody has to write it
+    return int(total) if isinstance(total, int | float) and total > 0 else None
+
+
 def _no_weights(directory: Path) -> ConfigError:
     pickles = sorted(path.name for kind in _PICKLES for path in directory.glob(kind))
     if pickles:

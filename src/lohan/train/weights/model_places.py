@@ -24,14 +24,8 @@ TOKENIZER = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-_EVERYTHING = (
-    *CONFIGURATION,
-    *TOKENIZER,
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
-    "LICENSE*",
-)
+ALL_BUT_WEIGHTS = (*CONFIGURATION, *TOKENIZER, "model.safetensors.index.json", "LICENSE*")
+_EVERYTHING = (*ALL_BUT_WEIGHTS, "model.safetensors", "model-*-of-*.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +36,8 @@ class ModelPlace:
     gguf_file: str | None = None
     has_files: bool = True
     """False for a model that is known by its configuration only."""
+    has_weights: bool = True
+    """False for a model on the hub of which everything else is here."""
 
 
 def find_place(

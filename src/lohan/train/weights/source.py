@@ -9,6 +9,7 @@ import fnmatch
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from torch import nn
 
 from lohan.errors import ConfigError
 from lohan.train.weights import gguf_weights, meta_model
-from lohan.train.weights.checkpoint_files import find_stored_tensors, shown
+from lohan.train.weights.checkpoint_files import find_stored_tensors, has_all_files, shown
 from lohan.train.weights.checkpoint_names import NameGroup, NameMatch, match_names, to_model
 from lohan.train.weights.model_identity import source_identity
-from lohan.train.weights.model_places import ModelPlace, find_place
+from lohan.train.weights.model_places import ALL_BUT_WEIGHTS, ModelPlace, find_place, local_place
 from lohan.train.weights.safetensors_format import StoredTensor
 from lohan.train.weights.safetensors_stream import is_equal, read_tensor
 
@@ -66,7 +67,9 @@ class ModelSource:
         self._untied: frozenset[str] = frozenset()
         self._providers: dict[str, NameGroup] = {}
         self.has_files = place.has_files
-        if place.has_files and place.gguf_file is None:
+        self.has_weights = place.has_files and place.has_weights
+        """False where only what they are for is known: they can be planned for, not trained."""
+        if self.has_weights and place.gguf_file is None:
             self.stored = find_stored_tensors(place.directory)
             self.match = self._match()
         meta_model.tie(self.skeleton, self._untied)
@@ -126,7 +129,7 @@ class ModelSource:
         Raises:
             StorageError: a file has changed or cannot be read; file and tensor are named.
         """
-        if not self.has_files:
+        if not self.has_weights:
             raise ConfigError(
                 f"{self.kind.__name__} has no weights",
                 why="it was made from a configuration alone",
@@ -147,11 +150,14 @@ class ModelSource:
                 del tensor
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every persistent buffer that is stored, as it is stored.
+        """Every persistent buffer that is stored, as it is stored; zeros while it is not here.
 
         Raises:
             StorageError: as `tensors`.
         """
+        if self.has_files and not self.has_weights:
+            for name, buffer in meta_model.persistent_buffers(self.skeleton).items():
+                yield name, torch.zeros(buffer.shape, dtype=buffer.dtype)
         for group in self._buffer_groups():
             yield from to_model(self.skeleton, group, self._read).items()
 
@@ -283,6 +289,7 @@ def open_source(
     revision: str | None = None,
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.bfloat16,
+    should_fetch: bool = True,
 ) -> ModelSource:
     """Find a model and check that all of it is there: nothing is read but headers.
 
@@ -291,6 +298,8 @@ def open_source(
         revision: of a hub id: a branch, tag or commit.
         trust_remote_code: whether code that comes with the model may run.
         dtype: what parameters compute in, bf16 or fp16.
+        should_fetch: whether weights on the hub that are not on this machine are downloaded;
+            else the source `has_weights` only if they need not be.
 
     Raises:
         ConfigError: there is no such model, its parts do not fit together, or tensors are missing.
@@ -299,7 +308,11 @@ def open_source(
         HardwareError: the hub cannot be reached.
     """
     source = inspect_source(
-        model, revision=revision, trust_remote_code=trust_remote_code, dtype=dtype
+        model,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        should_fetch=should_fetch,
     )
     if source.gguf_file is not None:
         source.remarks.append(
@@ -318,6 +331,7 @@ def inspect_source(
     revision: str | None = None,
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.bfloat16,
+    should_fetch: bool = True,
 ) -> ModelSource:
     """As `open_source`, without warnings: they are in `remarks`."""
     if dtype not in meta_model.COMPUTE_DTYPES:
@@ -326,7 +340,16 @@ def inspect_source(
             why="weights compute in bf16 or fp16; masters are always fp32",
             remedy="use torch.bfloat16",
         )
-    place = find_place(model, revision=revision, trust_remote_code=trust_remote_code)
+    if should_fetch or local_place(model) is not None:
+        place = find_place(model, revision=revision, trust_remote_code=trust_remote_code)
+    else:
+        place = find_place(
+            model,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            wanted=ALL_BUT_WEIGHTS,
+        )
+        place = replace(place, has_weights=has_all_files(place.directory))
     config = meta_model.read_config(
         place.directory, trust_remote_code=trust_remote_code, gguf_file=place.gguf_file
     )

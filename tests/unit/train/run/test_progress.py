@@ -14,6 +14,7 @@ from lohan.plan import make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
 from lohan.simulate import SimulatedStep, simulate_plan
+from lohan.simulate.advice import advice_for, question_of
 from lohan.simulate.bottleneck import lane_words
 from lohan.train.run.plan_summary import cautions, plan_in_words
 from lohan.train.run.progress import ConsoleProgress, step_numbers
@@ -51,7 +52,12 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
     args = types.SimpleNamespace(save_strategy="steps", save_steps=5, max_steps=10)
     offload = types.SimpleNamespace(archive_steps=None, write_budget=None)
     return types.SimpleNamespace(
-        last_step=result, engine=engine, args=args, offload=offload, written_bytes=4 * 10**9
+        last_step=result,
+        engine=engine,
+        args=args,
+        offload=offload,
+        written_bytes=4 * 10**9,
+        rooms=[],
     )
 
 
@@ -199,3 +205,18 @@ def test_a_batch_that_costs_much_and_worn_drives_are_said_before_the_first_step(
     assert "of the drives' rated life" in worn
     assert "rows a step instead of 1 (gradient_accumulation_steps)" in larger
     assert cautions(plan, None, machine, num_steps=10) == []
+
+
+def test_the_larger_batch_is_that_of_the_advice_at_the_end() -> None:
+    """On the machine as the budgets leave it: a run given less RAM has other larger batches."""
+    machine = machine_named("desktop-4090")
+    workload = Workload(batch=1, sequence=1024, num_micro_batches=1)
+    plan = make_plan("lohan+", machine.with_ram(16 << 30), shape_of("gpt-1.55b"), workload)
+    step = simulate_plan(plan, machine, num_steps=3)
+    advice = advice_for(question_of(plan, machine))
+    assert advice is not None
+    (end,) = [one for one in advice if "a batch of" in one.change]
+    (start,) = [one for one in cautions(plan, step, machine, num_steps=1) if "rows a step" in one]
+    batch = int(end.change.split()[3].replace(",", ""))
+    assert start.startswith(f"{batch} rows a step instead of 1")
+    assert f"would be {end.factor:.1f}x as fast" in start

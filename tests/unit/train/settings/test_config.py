@@ -20,6 +20,7 @@ offload:
   ssd: [/mnt/a, /mnt/b]
   ram: 48GiB
   write_budget: 300TB
+  ssd_rated_tbw: [1200TB, 600TB]
 """
 
 
@@ -36,6 +37,10 @@ def test_a_file_gives_values_of_the_right_type_and_their_origin(file: pathlib.Pa
     assert config.offload.ssd == ("/mnt/a", "/mnt/b")
     assert config.offload.ram == 48 << 30
     assert config.offload.write_budget == 300 * 10**12
+    assert config.offload.ssd_rated_bytes == (1200 * 10**12, 600 * 10**12)
+    again = file.with_name("again.yaml")
+    again.write_text(config.to_text())
+    assert load_config(again).offload == config.offload
     assert config.settings["learning_rate"].origin == str(file)
     assert config.settings["max_length"].origin == "default"
     assert config.settings["logging_steps"].origin == "lohan default"
@@ -115,6 +120,8 @@ def test_an_unknown_key_is_refused_with_the_name_to_write(
         ("offload:\n  ssd: /a\n  ram: -5\n", "offload.ram"),
         ("offload:\n  ssd: /a\n  ram: 48\n", "offload.ram is 48, without a unit"),
         ("offload:\n  ssd: /a\n  write_budget: '300'\n", "without a unit"),
+        ("offload:\n  ssd: /a\n  ssd_rated_tbw: 1200\n", "ssd_rated_tbw is 1200, without a unit"),
+        ("offload:\n  ssd: /a\n  ssd_rated_tbw: [1TB, much]\n", "offload.ssd_rated_tbw"),
         ("offload:\n  ssd: /a\n  archive_steps: 0\n", "archive_steps"),
         ("offload:\n  ssd: /a\n  device: 5\n", "device is 5"),
         ("learning_rate: fast\noffload: {ssd: /a}\n", "learning_rate"),

@@ -8,7 +8,7 @@ from lohan.train.settings.arguments import make_arguments, refuse_unsupported
 from lohan.train.settings.config import load_config
 from lohan.train.settings.reference import reference_text
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 

@@ -293,7 +293,7 @@ def test_too_little_room_for_the_model_is_refused_before_the_first_step(
         lambda path: type("Usage", (), {"free": 1000}),
     )
     trainer = make(tmp_path)
-    with pytest.raises(OutOfSpace, match="for the model") as refused:
+    with pytest.raises(OutOfSpace, match="for the finished model") as refused:
         trainer.train()
     assert "1,000 B" in str(refused.value) or "1.0 KB" in str(refused.value)
     assert trainer.sealed_step is None

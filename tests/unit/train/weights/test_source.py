@@ -120,6 +120,30 @@ def test_a_checkpoint_of_the_body_alone_serves_a_tied_model(tmp_path: pathlib.Pa
         assert torch.equal(tensor, judge.get_parameter(name))
 
 
+@pytest.mark.parametrize("has_stored_buffer", [False, True])
+def test_weights_that_stay_on_the_hub_are_planned_for_and_not_given(
+    has_stored_buffer: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_stored_buffer:  # with a value that no code computes
+        save_deepseek(tmp_path)
+    else:
+        save_model("llama", tmp_path, max_shard="4KB")
+    monkeypatch.setattr("lohan.train.weights.model_places._download", lambda *_: tmp_path)
+    whole = open_source("someone/model", should_fetch=False)
+    assert whole.has_weights
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    source = open_source("someone/model", should_fetch=False)
+    assert not source.has_weights
+    assert source.parameters == whole.parameters
+    assert source.identity == whole.identity
+    model = source.make_model()
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert not any(buffer.is_meta for buffer in model.buffers())
+    with pytest.raises(ConfigError, match="has no weights"):
+        next(source.tensors())
+
+
 def test_a_tied_weight_stored_under_its_other_name_is_found(tmp_path: pathlib.Path) -> None:
     save_model("qwen3", tmp_path)
     tensors = stored_tensors(tmp_path)
