@@ -39,6 +39,8 @@ UNLISTED_VERSION = 1
 LIST_HASH = "files_sha256"
 """In a seal: the hash of the list in its folder."""
 _RUN_VERSION = 1
+# The length of a run may differ where that changes nothing of what is done (`continuing`).
+_LENGTH = frozenset(("max_steps", "num_train_epochs"))
 _INDEX = f"{STATES_FOLDER}/{INDEX_NAME}"
 # Arguments that change no bit of the weights, so they may differ when a run is continued.
 _MAY_DIFFER = frozenset(
@@ -273,7 +275,7 @@ def refuse_changes(
     Raises:
         ConfigError: something that decides the weights is not what it was.
     """
-    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER)
+    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER | _LENGTH)
     if changed:
         raise ConfigError(
             f"{len(changed)} setting(s) are not those of {checkpoint}: " + "; ".join(changed),

@@ -11,6 +11,7 @@ from typing import Any
 
 from lohan.errors import CheckpointError, LohanError, LohanWarning
 from lohan.train import resume_point
+from lohan.train.continuing import IS_OTHER_LENGTH, check_length, rates_for_length
 from lohan.train.data_hash import hash_rows
 from lohan.train.engine_optimizer import set_groups
 from lohan.train.model_identity import differences
@@ -110,7 +111,6 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _check_unchanged(self, checkpoint: pathlib.Path, sealed: dict[str, Any]) -> None:
         """Refuse what would make it another run, and say what might change bits all the same."""
-        self._sealed = sealed
         data_hash = self.data_hash
         if sealed["version"] == resume_point.UNLISTED_VERSION:
             data_hash = hash_rows(self.train_dataset, ())  # they knew only the usual columns
@@ -125,6 +125,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             model=self.model_identity,
             data_hash=data_hash,
         )
+        self._sealed = check_length(self, checkpoint, sealed)
         now = {name: one for name, one in package_versions().items() if name in sealed["versions"]}
         changed = differences(sealed["versions"], now)
         if changed:
@@ -153,6 +154,8 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
         if checkpoint is not None:
             set_groups(self._plain_optimizer(), self._sealed["optimizer_groups"])
             self.lr_scheduler.load_state_dict(self._sealed["scheduler"])
+            if IS_OTHER_LENGTH in self._sealed:
+                rates_for_length(self.lr_scheduler, self._plain_optimizer())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

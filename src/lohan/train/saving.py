@@ -26,6 +26,7 @@ from lohan.simulate.bottleneck import without_shares
 from lohan.train import archive, resume_point
 from lohan.train.attaching import attach_engine
 from lohan.train.check_export import ModelDirectoryReport
+from lohan.train.continuing import RANDOM_IF_LONGER
 from lohan.train.data_hash import hash_rows
 from lohan.train.durable_files import write_json
 from lohan.train.engine_optimizer import groups_of
@@ -75,6 +76,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
         self.stopped_because: str | None = None
         """Why the run stopped before its last step, if not by a signal."""
         self._archive_to_load: pathlib.Path | None = None
+        self.random_if_longer: tuple[int, dict[str, Any]] | None = None
+        """The last step, and the generators after it, where only the end has it evaluated."""
 
     @property
     def engine(self) -> Any:
@@ -292,6 +295,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
             "written_bytes": self.written_bytes,
             "versions": package_versions(),
         }
+        if self.random_if_longer is not None and self.random_if_longer[0] == step:
+            found[RANDOM_IF_LONGER] = self.random_if_longer[1]
         try:
             write_json(folder / resume_point.RESUME_NAME, found)
         except TypeError as error:
