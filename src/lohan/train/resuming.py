@@ -126,6 +126,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             data_hash=data_hash,
         )
         self._sealed = check_length(self, checkpoint, sealed)
+        self.find_best(checkpoint)
         now = {name: one for name, one in package_versions().items() if name in sealed["versions"]}
         changed = differences(sealed["versions"], now)
         if changed:

@@ -25,6 +25,7 @@ from lohan.runtime.planning import PlannedRun
 from lohan.simulate.bottleneck import without_shares
 from lohan.train import archive, resume_point
 from lohan.train.attaching import attach_engine
+from lohan.train.best_model import BestModelMixin, copy_model
 from lohan.train.check_export import ModelDirectoryReport
 from lohan.train.continuing import RANDOM_IF_LONGER
 from lohan.train.data_hash import hash_rows
@@ -47,8 +48,26 @@ from lohan.train.stopping import StopRequest, leave, stop_on_signals
 from lohan.train.writes import planned_steps, write_limit_of
 from lohan.working_folder import make_working_folder, private_files
 
+# Methods of transformers' Trainer that are overridden here and in the mixins below.
+RELIED_ON = (
+    "train",
+    "log",
+    "_save_checkpoint",
+    "save_model",
+    "push_to_hub",
+    "_push_from_checkpoint",
+    "create_model_card",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+    "_load_callback_state",
+    "_load_best_model",
+    "_determine_best_metric",
+    "_finalize_training",
+)
 
-class SavingMixin(ResumingMixin, PushingMixin):
+
+class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     """Saving and resuming for `OffloadMixin`."""
 
     offload: OffloadConfig
@@ -138,8 +157,12 @@ class SavingMixin(ResumingMixin, PushingMixin):
             num_steps=max(0, num_steps - self.state.global_step),
             archive_steps=self.offload.archive_steps,
             save_total_limit=self.args.save_total_limit,
+            num_models=self.num_models_to_come,
         )
-        purpose = "the model" + (f" and {num_archives} archive(s)" if num_archives else "")
+        purpose = "the model" + (
+            " twice (the best one stays)" if self.num_models_to_come > 1 else ""
+        )
+        purpose += f" and {num_archives} archive(s)" if num_archives else ""
         self._reservation.hold(nbytes, purpose=purpose)
 
     def close(self) -> None:
@@ -220,6 +243,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
             ConfigError: arguments or data are not those of the run to resume.
         """
         started = time.monotonic()
+        self.best_model = None
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         if self._engine is None:
             self._start_engine(run=None)
@@ -255,18 +279,26 @@ class SavingMixin(ResumingMixin, PushingMixin):
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
         self.engine.seal(metadata)
-        resume_point.remove_old(self.out, newest=path, save_total_limit=self.args.save_total_limit)
-        if self._is_archived(step):
+        resume_point.remove_old(
+            self.out,
+            newest=path,
+            best=self.state.best_model_checkpoint,
+            save_total_limit=self.args.save_total_limit,
+        )
+        if self._is_archived(step) or self.is_best(step):
             self.hold_space()
 
     def _write_checkpoint(self, step: int) -> pathlib.Path:
         temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+        if self.is_best(step):
+            self.state.best_model_checkpoint = str(self.out / resume_point.checkpoint_name(step))
         self._write_small_files(temporary, step)
-        if self._is_archived(step):
+        if self._is_archived(step) or self.is_best(step):
             self._reservation.release()
             self._export(temporary)
+        if self._is_archived(step):
             shapes = {
                 name: tuple(parameter.shape)
                 for name, parameter in self.model.named_parameters()
@@ -323,14 +355,20 @@ class SavingMixin(ResumingMixin, PushingMixin):
         self.engine.synchronize()
         folder = pathlib.Path(output_dir or self.args.output_dir)
         if folder.resolve() != self.out.resolve():
-            self._export(folder)
+            self._write_model(folder)
         else:
             listed = make_working_folder(self.out) / MODEL_LIST_NAME
             listed.unlink(missing_ok=True)  # until the next one is written, nothing is known
-            files = self._export(folder).files
+            files = self._write_model(folder)
             write_list(listed, hash_files(folder, files))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _write_model(self, folder: pathlib.Path) -> tuple[str, ...]:
+        """The model training ended with: of the best step where that was asked for."""
+        if self.best_model is not None:
+            return copy_model(self.best_model, folder)
+        return self._export(folder).files
 
     def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
         return export_model(

@@ -27,6 +27,7 @@ def needed_bytes(
     num_steps: int,
     archive_steps: int | None,
     save_total_limit: int | None,
+    num_models: int = 1,
 ) -> tuple[int, int]:
     """Bytes a run will hold in its output folder at most, and how many archives that counts."""
     num_archives = 0 if archive_steps is None else num_steps // archive_steps
@@ -34,7 +35,8 @@ def needed_bytes(
         # A new archive is complete before the oldest one goes.
         num_archives = min(num_archives, save_total_limit + 1)
     archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
-    return archives + _MODEL_BYTES_PER_PARAMETER * num_parameters + _BESIDE_BYTES, num_archives
+    models = num_models * _MODEL_BYTES_PER_PARAMETER * num_parameters
+    return archives + models + _BESIDE_BYTES, num_archives
 
 
 class Reservation:

@@ -34,7 +34,7 @@ from lohan.train.one_forward import OneForward, refuse_second_draws
 from lohan.train.out_folder import locked_folder
 from lohan.train.progress import teller
 from lohan.train.rehearsal import collated_without_trace, may_rehearse, without_trace
-from lohan.train.saving import SavingMixin
+from lohan.train.saving import RELIED_ON, SavingMixin
 from lohan.train.source import ModelSource
 
 # Methods of transformers' Trainer that are overridden here and in `saving`. If a release renames
@@ -53,16 +53,7 @@ _RELIED_ON = (
     "_remove_unused_columns",
     "_clip_grad_norm",
     "_get_grad_norm",
-    "_save_checkpoint",
-    "save_model",
-    "push_to_hub",
-    "_push_from_checkpoint",
-    "create_model_card",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_load_rng_state",
-    "log",
-    "train",
+    *RELIED_ON,
 )
 _REFUSED_PARAMETERS = {
     "model_init": "the model is made once, where its weights lie",
@@ -215,7 +206,7 @@ class OffloadMixin(SavingMixin):
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """transformers' epoch; it would take one more step where a finished run is resumed."""
-        if self.state.global_step >= self.state.max_steps:
+        if self.is_over:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
