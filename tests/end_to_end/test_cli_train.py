@@ -152,6 +152,24 @@ def test_rows_to_evaluate_on_that_are_never_used_are_noted(place: pathlib.Path) 
     assert "evaluation at step" in told.stdout
 
 
+def test_sample_prompts_are_answered_before_and_after(place: pathlib.Path) -> None:
+    (place / "more.txt").write_text("green\n")
+    words = ("--sample_prompts", "red", "--sample_prompts", str(place / "more.txt"))
+    done = train(place, *words, pad_to_multiple_of="32")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.count("prompt: red") == done.stdout.count("prompt: green") == 2
+    shown = [line for line in done.stdout.splitlines() if line.startswith(("asking", "training"))]
+    assert [line.split(":")[0] for line in shown if line.startswith("asking")] == [
+        "asking 2 prompt(s) before the first step",
+        "asking 2 prompt(s) after step 3",
+    ]
+    assert shown[0].startswith("training begins")
+    assert 'id="answers"' in (place / "out" / "_lohan" / "report.html").read_text()
+    again = train(place, "--resume", *words)
+    assert again.exit_code == 0, again.stderr
+    assert "asking" not in again.stdout
+
+
 def test_the_best_model_is_what_a_run_leaves_and_a_longer_run_goes_on_from_the_last(
     place: pathlib.Path,
 ) -> None:

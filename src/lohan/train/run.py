@@ -227,6 +227,7 @@ def _make_trainer(
                 eval_dataset=None if held_out is None else held_out.table,
                 processing_class=tokenizer,
                 offload=config.offload,
+                sample_prompts=config.sample_prompts,
             )
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(
@@ -296,12 +297,14 @@ def _show_progress(trainer: Any, console: Console) -> Any:
     from transformers import PrinterCallback, ProgressCallback
 
     from lohan.train.progress import ConsoleProgress, RunInWords
+    from lohan.train.samples import SamplePrompts
 
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(RunInWords)
     progress = ConsoleProgress(trainer, console)
     trainer.add_callback(progress)
+    trainer.add_callback(trainer.pop_callback(SamplePrompts))  # after the plan is shown
     return progress
 
 

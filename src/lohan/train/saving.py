@@ -42,6 +42,7 @@ from lohan.train.randomness_state import random_state
 from lohan.train.resume_point import RunRecord
 from lohan.train.resuming import ResumingMixin
 from lohan.train.run_files import PlanFile, package_versions, write_ending
+from lohan.train.samples import Asked, SamplePrompts
 from lohan.train.source import ModelSource
 from lohan.train.space import Reservation, needed_bytes
 from lohan.train.stopping import StopRequest, leave, stop_on_signals
@@ -172,7 +173,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             self._engine.close()
 
     def _own_callbacks(self) -> list[Any]:
-        return [SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self)]
+        asking = SamplePrompts(self, self.sample_prompts)
+        return [SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self), asking]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with what the engine measured."""
@@ -195,6 +197,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         if run is None:
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
+        if self.sample_prompts:
+            Asked(self, self.sample_prompts)  # so that one that cannot be asked is refused now
         first: dict[str, Any] = {}
         if self._archive_to_load is not None:
             first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)

@@ -13,7 +13,7 @@ logs see the same numbers in the same order as in memory.
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -33,6 +33,7 @@ from lohan.train.offload import OffloadConfig, read_offload
 from lohan.train.one_forward import OneForward, refuse_second_draws
 from lohan.train.out_folder import locked_folder
 from lohan.train.progress import teller
+from lohan.train.prompts import Prompt, read_prompts
 from lohan.train.rehearsal import collated_without_trace, may_rehearse, without_trace
 from lohan.train.saving import RELIED_ON, SavingMixin
 from lohan.train.source import ModelSource
@@ -68,7 +69,8 @@ class OffloadMixin(SavingMixin):
     """Put before a trainer class: its steps, evaluations and checkpoints go through the engine.
 
     Besides the arguments of the trainer it takes `offload` (`OffloadConfig`, or a mapping with the
-    keys of the `offload:` block). A model given by name is never loaded into RAM.
+    keys of the `offload:` block) and `sample_prompts`, answered before and after training. A model
+    given by name is never loaded into RAM.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class OffloadMixin(SavingMixin):
         args: Any = None,
         *more: Any,
         offload: OffloadConfig | Mapping[str, Any] | None = None,
+        sample_prompts: Sequence[Prompt] = (),
         **kwargs: Any,
     ) -> None:
+        self.sample_prompts = read_prompts(sample_prompts)
         self.offload = read_offload(offload or {}, where="offload")
         self._refuse_unknown_release()
         for name, why in _REFUSED_PARAMETERS.items():
