@@ -152,6 +152,49 @@ def test_rows_to_evaluate_on_that_are_never_used_are_noted(place: pathlib.Path) 
     assert "evaluation at step" in told.stdout
 
 
+def test_sample_prompts_are_answered_before_and_after(place: pathlib.Path) -> None:
+    (place / "more.txt").write_text("green\n")
+    words = ("--sample_prompts", "red", "--sample_prompts", str(place / "more.txt"))
+    done = train(place, *words, pad_to_multiple_of="32")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.count("prompt: red") == done.stdout.count("prompt: green") == 2
+    shown = [line for line in done.stdout.splitlines() if line.startswith(("asking", "training"))]
+    assert [line.split(":")[0] for line in shown if line.startswith("asking")] == [
+        "asking 2 prompt(s) before the first step",
+        "asking 2 prompt(s) after step 3",
+    ]
+    assert shown[0].startswith("training begins")
+    assert 'id="answers"' in (place / "out" / "_lohan" / "report.html").read_text()
+    again = train(place, "--resume", *words)
+    assert again.exit_code == 0, again.stderr
+    assert "asking" not in again.stdout
+
+
+def test_the_best_model_is_what_a_run_leaves_and_a_longer_run_goes_on_from_the_last(
+    place: pathlib.Path,
+) -> None:
+    changes = {
+        "eval_data": str(place / "rows.jsonl"),
+        "eval_strategy": "steps",
+        "eval_steps": "1",
+        "save_steps": "1",
+        "load_best_model_at_end": "true",
+        "lr_scheduler_type": "constant",
+        "learning_rate": "1",  # so that what follows is worse
+    }
+    done = train(place, **changes)
+    assert done.exit_code == 0, done.stderr
+    assert "the model is that of checkpoint-" in done.stdout
+    out = place / "out"
+    best = next(out.glob("checkpoint-*/model.safetensors"))
+    assert best.parent.name != "checkpoint-3"
+    assert (out / "model.safetensors").read_bytes() == best.read_bytes()
+    longer = train(place, "--resume", **changes, max_steps="5")
+    assert longer.exit_code == 0, longer.stderr
+    assert "continues after step 3 of 5" in longer.stdout
+    assert run_lohan("check", out).exit_code == 0
+
+
 def test_what_is_on_or_off_can_be_switched_on_by_its_name_alone(place: pathlib.Path) -> None:
     words = ("--model=m", "--data=d", "--out=o", "--ssd=s", "--packing", "--offload.trace")
     done = run_lohan("train", *words, "--print-config")

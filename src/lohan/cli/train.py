@@ -26,6 +26,15 @@ def train(
         list[str] | None,
         typer.Option("--eval-data", "--eval_data", metavar="FILE", help="Rows to evaluate on."),
     ] = None,
+    sample_prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sample-prompts",
+            "--sample_prompts",
+            metavar="TEXT",
+            help="Answered before and after training; once per prompt, or a file of prompts.",
+        ),
+    ] = None,
     ssd: Annotated[
         list[str] | None,
         typer.Option(metavar="DIR", help="SSD directory for the states; once per drive."),
@@ -91,7 +100,7 @@ def train(
         path, out = _of_the_run(path, out)
     given = {"model": model, "data": data, "eval_data": eval_data, "out": out}
     given |= {"offload.ssd": ssd, "offload.ram": ram, "offload.gpu": gpu, "offload.device": device}
-    given["offload.machine"] = machine
+    given |= {"offload.machine": machine, "sample_prompts": sample_prompts}
     overrides += [(key, value) for key, value in given.items() if value not in (None, [])]
     require_train_packages()
     from lohan.train.settings.config import check_places, checked_config, read_settings

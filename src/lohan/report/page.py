@@ -16,6 +16,7 @@ from lohan.report.html.script import SCRIPT
 from lohan.report.html.style import STYLE
 from lohan.report.run_files import RunFiles, read_run
 from lohan.report.sections import facts
+from lohan.report.sections.answers import answers_section
 from lohan.report.sections.headline import headline
 from lohan.report.sections.lanes import lanes_section
 from lohan.report.sections.memory import memory_section, wear_section
@@ -30,6 +31,7 @@ REPORT_NAME = "report.html"
 _LONGEST_NAME = 100
 _LINKS = {
     "training": "Training",
+    "answers": "Answers",
     "lanes": "Lanes",
     "speed": "Speed",
     "memory": "Memory",
@@ -61,6 +63,7 @@ def report_html(run: RunFiles) -> str:
     name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
     sections = (
         training_section(run),
+        answers_section(run),
         lanes_section(run),
         speed_section(run),
         memory_section(run),
@@ -69,7 +72,11 @@ def report_html(run: RunFiles) -> str:
         settings_section(run),
         words_section(),
     )
-    links = "".join(f'<li><a href="#{anchor}">{words}</a></li>' for anchor, words in _LINKS.items())
+    links = "".join(
+        f'<li><a href="#{anchor}">{words}</a></li>'
+        for anchor, words in _LINKS.items()
+        if any(f'<section id="{anchor}"' in one for one in sections)
+    )
     return "\n".join(
         [
             "<!doctype html>",

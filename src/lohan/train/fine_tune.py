@@ -232,6 +232,7 @@ def _refuse_full(out: pathlib.Path, source: Any, config: TrainConfig, args: Any)
         num_steps=max(0, args.max_steps),
         archive_steps=config.offload.archive_steps,
         save_total_limit=args.save_total_limit,
+        num_models=2 if args.load_best_model_at_end else 1,
     )
     space = Reservation(out)
     space.hold(nbytes, purpose="the model and its archives")
@@ -262,6 +263,7 @@ def _make_trainer(
                 eval_dataset=None if held_out is None else held_out.table,
                 processing_class=tokenizer,
                 offload=config.offload,
+                sample_prompts=config.sample_prompts,
             )
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(
@@ -331,12 +333,14 @@ def _show_progress(trainer: Any, console: Console) -> Any:
     from transformers import PrinterCallback, ProgressCallback
 
     from lohan.train.run.progress import ConsoleProgress, RunInWords
+    from lohan.train.trainer.samples import SamplePrompts
 
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(RunInWords)
     progress = ConsoleProgress(trainer, console)
     trainer.add_callback(progress)
+    trainer.add_callback(trainer.pop_callback(SamplePrompts))  # after the plan is shown
     return progress
 
 

@@ -423,3 +423,14 @@ def test_the_page_names_date_and_rows_and_explains_its_words(tmp_path: pathlib.P
     assert "/home/me" not in page
     for word in ("P16", "G16", "P32", "OS32", "A16", "seal", "lane"):
         assert f"<th scope=row>{word}</th>" in page
+
+
+def test_answers_to_sample_prompts_stand_side_by_side(folder: pathlib.Path) -> None:
+    assert 'id="answers"' not in report_html(read_run(folder))
+    with (folder / "log.jsonl").open("a") as log:
+        for step, answer in ((0, "<b>Nobody</b>"), (9_999, "Pip")):
+            samples = [{"prompt": "Who are you?", "answer": answer}, "odd", {"prompt": 3}]
+            log.write(json.dumps({"step": step, "samples": samples}) + "\n")
+    words = sound(write_report(folder)).words
+    for expected in ("before training", "after step 9,999", "Who are you?", "<b>Nobody</b>", "Pip"):
+        assert expected in words

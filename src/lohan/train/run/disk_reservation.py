@@ -34,6 +34,7 @@ def needed_bytes(
     num_steps: int,
     archive_steps: int | None,
     save_total_limit: int | None,
+    num_models: int = 1,
 ) -> tuple[int, int]:
     """Bytes a run will hold in its output folder at most, and how many archives that counts."""
     num_archives = 0 if archive_steps is None else num_steps // archive_steps
@@ -41,7 +42,8 @@ def needed_bytes(
         # A new archive is complete before the oldest one goes.
         num_archives = min(num_archives, save_total_limit + 1)
     archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
-    return archives + _MODEL_BYTES_PER_PARAMETER * num_parameters + _BESIDE_BYTES, num_archives
+    models = num_models * _MODEL_BYTES_PER_PARAMETER * num_parameters
+    return archives + models + _BESIDE_BYTES, num_archives
 
 
 def out_uses(
@@ -51,18 +53,25 @@ def out_uses(
     num_steps: int,
     archive_steps: int | None,
     save_total_limit: int | None,
+    num_models: int = 1,
 ) -> list[DriveUse]:
     """What a run will hold in its output folder at most. A model is written beside its place and
-    moved there, so it takes its room once."""
+    moved there, so it takes its room once; the best one is kept beside the last."""
     nbytes, num_archives = needed_bytes(
         num_parameters,
         num_steps=num_steps,
         archive_steps=archive_steps,
         save_total_limit=save_total_limit,
+        num_models=num_models,
     )
     archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
     return [
-        DriveUse(path=out, purpose="the finished model", nbytes=nbytes - archives),
+        DriveUse(
+            path=out,
+            purpose="the finished model"
+            + (" twice (the best one stays)" if num_models > 1 else ""),
+            nbytes=nbytes - archives,
+        ),
         DriveUse(path=out, purpose=f"{num_archives} archive(s)", nbytes=archives),
     ]
 

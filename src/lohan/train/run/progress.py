@@ -62,12 +62,17 @@ class LogFile(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """One line per log."""
-        line = {"step": state.global_step, "time": time.time(), **(logs or {})}
+        line = {"step": state.global_step, **(logs or {})}
         if self._trainer.last_step is not None and "loss" in line:
             line["bottleneck"] = self._trainer.last_step.bottleneck
-        path = make_working_folder(pathlib.Path(args.output_dir)) / LOG_NAME
-        with private_files(), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line, default=float) + "\n")
+        append_log(args, line)
+
+
+def append_log(args: Any, line: dict[str, Any]) -> None:
+    """Add a line to log.jsonl, with the time."""
+    path = make_working_folder(pathlib.Path(args.output_dir)) / LOG_NAME
+    with private_files(), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps({"time": time.time(), **line}, default=float) + "\n")
 
 
 class RunInWords(TrainerCallback):

@@ -11,7 +11,7 @@ names a hash of each, and `read_resume` reads nothing that does not match.
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ UNLISTED_VERSION = 1
 LIST_HASH = "files_sha256"
 """In a seal: the hash of the list in its folder."""
 _RUN_VERSION = 1
+# The length of a run may differ where that changes nothing of what is done (`continuing`).
+_LENGTH = frozenset(("max_steps", "num_train_epochs"))
 _INDEX = f"{STATES_FOLDER}/{INDEX_NAME}"
 # Arguments that change no bit of the weights, so they may differ when a run is continued.
 _MAY_DIFFER = frozenset(
@@ -194,6 +196,19 @@ def read_resume(checkpoint: pathlib.Path, seal: Mapping[str, Any] | None = None)
     return found
 
 
+def read_state(checkpoint: pathlib.Path) -> dict[str, Any]:
+    """transformers' state of a checkpoint folder that `read_resume` has read."""
+    found = json.loads((checkpoint / TRAINER_NAME).read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def model_files(files: Iterable[str]) -> list[str]:
+    """The files of a checkpoint folder that are its model, where it has one."""
+    own = (RESUME_NAME, TRAINER_NAME)
+    return [n for n in files if n not in own and not n.startswith(f"{STATES_FOLDER}/")]
+
+
 def check_checkpoint(checkpoint: pathlib.Path) -> None:
     """Read every file of a checkpoint folder, with the copy of states in it. May block: yes.
 
@@ -234,20 +249,29 @@ def checkpoints(out: pathlib.Path) -> list[pathlib.Path]:
     return [path for _, path in sorted(found)]
 
 
-def remove_old(out: pathlib.Path, *, newest: pathlib.Path, save_total_limit: int | None) -> None:
-    """Delete what no resume can use: small folders of older seals, and archives past the limit."""
+def remove_old(
+    out: pathlib.Path,
+    *,
+    newest: pathlib.Path,
+    best: str | None = None,
+    save_total_limit: int | None,
+) -> None:
+    """Delete what no resume can use: small folders of older seals, and archives past the limit.
+
+    Args:
+        best: the folder of the best model so far, which stays.
+    """
+    kept = (newest.name, pathlib.PurePath(best).name if best is not None else None)
     _remove_halves(out)
     archives = []
     for path in checkpoints(out):
-        if path == newest:
-            archives += [path] if has_archive(path) else []
-        elif has_archive(path):
+        if has_archive(path):
             archives.append(path)
-        else:
+        elif path.name not in kept:
             shutil.rmtree(path)
     if save_total_limit is not None and save_total_limit > 0:
         for path in archives[:-save_total_limit]:
-            if path != newest:
+            if path.name not in kept:
                 shutil.rmtree(path)
 
 
@@ -273,7 +297,7 @@ def refuse_changes(
     Raises:
         ConfigError: something that decides the weights is not what it was.
     """
-    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER)
+    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER | _LENGTH)
     if changed:
         raise ConfigError(
             f"{len(changed)} setting(s) are not those of {checkpoint}: " + "; ".join(changed),

@@ -12,11 +12,18 @@ from lohan.engine.planning.write_limit import WriteLimit, deferred_share, writte
 from lohan.units import format_bytes_decimal
 
 
-def planned_steps(trainer: Any) -> int | None:
-    """Optimizer steps of the run, as transformers counts them; None if rows have no length."""
+def planned_steps(
+    trainer: Any, *, max_steps: int | None = None, num_train_epochs: float | None = None
+) -> int | None:
+    """Optimizer steps of the run, as transformers counts them; None if rows have no length.
+
+    Args:
+        max_steps: in place of the run's own, as `num_train_epochs`.
+    """
     args = trainer.args
-    if args.max_steps > 0:
-        return int(args.max_steps)
+    max_steps = args.max_steps if max_steps is None else max_steps
+    if max_steps > 0:
+        return int(max_steps)
     try:
         num_rows = len(trainer.train_dataset)
     except TypeError:
@@ -24,7 +31,7 @@ def planned_steps(trainer: Any) -> int | None:
     exact = num_rows / args.per_device_train_batch_size
     num_batches = math.floor(exact) if args.dataloader_drop_last else math.ceil(exact)
     per_epoch: int = max(1, math.ceil(num_batches / args.gradient_accumulation_steps))
-    num_epochs: float = args.num_train_epochs
+    num_epochs: float = args.num_train_epochs if num_train_epochs is None else num_train_epochs
     return math.ceil(num_epochs * per_epoch)
 
 

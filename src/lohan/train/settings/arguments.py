@@ -21,8 +21,6 @@ REFUSED_ARGUMENTS = {
     "torch_compile": "a compiled graph holds on to weights that are not there all the time",
     "use_liger_kernel": "it replaces the forward of layers the engine drives",
     "auto_find_batch_size": "the plan says before the first step what fits; ask `lohan plan`",
-    "load_best_model_at_end": "only the newest seal can be loaded back into the store; take the "
-    "archive of the best step (offload.archive_steps)",
     "enable_jit_checkpoint": "SIGTERM already seals and stops",
     "bf16_full_eval": _IN_COMPUTE_FORMAT,
     "fp16_full_eval": _IN_COMPUTE_FORMAT,

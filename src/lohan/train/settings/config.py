@@ -18,6 +18,7 @@ from lohan.train.settings import offload
 from lohan.train.settings.argument_names import argument_names
 from lohan.train.settings.key_aliases import our_name_for
 from lohan.train.settings.offload import OffloadConfig, read_offload
+from lohan.train.settings.prompts import Prompt, read_prompts
 
 OWN_HELP = {
     "model": "Folder of a Hugging Face model, or its id on the hub. Required.",
@@ -25,6 +26,7 @@ OWN_HELP = {
     "Required.",
     "eval_data": "File of rows to evaluate on; eval_strategy says when.",
     "out": "Folder for checkpoints, logs and the fine-tuned model. Required.",
+    "sample_prompts": "Prompts answered before and after training: texts, or a file of lines.",
 }
 REQUIRED = ("model", "data", "out")
 # What suits runs whose steps take seconds to minutes, and logs that hide nothing.
@@ -62,6 +64,7 @@ class TrainConfig:
     offload: OffloadConfig
     arguments: Mapping[str, Any]
     """Arguments of `SFTConfig` that are not its defaults."""
+    sample_prompts: tuple[Prompt, ...] = ()
     settings: Mapping[str, Setting]
     """Every setting by its dotted name, in the order of the reference."""
 
@@ -191,6 +194,7 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         out=os.path.abspath(os.path.expanduser(_text(written["out"], "out"))),
         offload=places,
         arguments=arguments,
+        sample_prompts=read_prompts(settings["sample_prompts"].value),
         settings=settings,
     )
 

@@ -9,7 +9,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from lohan.drive.weights.offloaded import note_used_gradients
+from lohan.train.run.randomness_state import random_state
 from lohan.train.run.writes import why_to_stop
+from lohan.train.trainer.continuing import is_epoch_over, is_evaluated_only_as_it_ends
 
 
 class SealingFlow(TrainerCallback):
@@ -17,9 +19,13 @@ class SealingFlow(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._is_save_due = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Hold the room for everything that will be written, and plan the largest step."""
+        if state.global_step > 0:
+            # Those of the process before came with its state; these may be others.
+            state.compute_steps(args, state.max_steps)
         self._trainer.hold_space()
         self._trainer.plan_ahead()
 
@@ -46,3 +52,20 @@ class SealingFlow(TrainerCallback):
         if reason is not None and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
             trainer.stopped_because = reason
+        if is_evaluated_only_as_it_ends(args, state):
+            trainer.random_if_longer = (state.global_step, random_state())
+        # A seal comes after an evaluation of the same step: it draws random numbers.
+        self._is_save_due = (
+            control.should_save and args.eval_strategy == "epoch" and is_epoch_over(state)
+        )
+        if self._is_save_due:
+            control.should_save = False
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seal what was put off; a run that stops within an epoch is sealed, and not evaluated."""
+        trainer = self._trainer
+        is_stopped = trainer.stop_request.is_set or trainer.stopped_because is not None
+        if is_stopped and not is_epoch_over(state):
+            control.should_evaluate = control.should_save = False
+        control.should_save = control.should_save or self._is_save_due
+        self._is_save_due = False

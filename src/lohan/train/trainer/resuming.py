@@ -18,6 +18,7 @@ from lohan.train.run.fallback_checkpoint import is_lost, with_offer
 from lohan.train.run.randomness_state import set_random_state
 from lohan.train.run.resume_point import RunRecord
 from lohan.train.run.run_files import package_versions
+from lohan.train.trainer.continuing import IS_OTHER_LENGTH, check_length, rates_for_length
 from lohan.train.trainer.engine_optimizer import set_groups
 from lohan.train.weights.model_identity import differences
 from lohan.working_folder import RUN_NAME, no_run_in, working_folder
@@ -113,7 +114,6 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _check_unchanged(self, checkpoint: pathlib.Path, sealed: dict[str, Any]) -> None:
         """Refuse what would make it another run, and say what might change bits all the same."""
-        self._sealed = sealed
         data_hash = self.data_hash
         if sealed["version"] == resume_point.UNLISTED_VERSION:
             data_hash = hash_rows(self.train_dataset, ())  # they knew only the usual columns
@@ -128,6 +128,8 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             model=self.model_identity,
             data_hash=data_hash,
         )
+        self._sealed = check_length(self, checkpoint, sealed)
+        self.find_best(checkpoint)
         now = {name: one for name, one in package_versions().items() if name in sealed["versions"]}
         changed = differences(sealed["versions"], now)
         if changed:
@@ -156,6 +158,8 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
         if checkpoint is not None:
             set_groups(self._plain_optimizer(), self._sealed["optimizer_groups"])
             self.lr_scheduler.load_state_dict(self._sealed["scheduler"])
+            if IS_OTHER_LENGTH in self._sealed:
+                rates_for_length(self.lr_scheduler, self._plain_optimizer())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -46,9 +46,12 @@ from lohan.train.run.run_files import PlanFile, package_versions, write_ending
 from lohan.train.run.signals import StopRequest, leave, stop_on_signals
 from lohan.train.run.writes import planned_steps, write_limit_of
 from lohan.train.settings.offload import OffloadConfig
+from lohan.train.trainer.best_model import BestModelMixin, copy_model
 from lohan.train.trainer.checkpoint_callback import SealingFlow
+from lohan.train.trainer.continuing import RANDOM_IF_LONGER
 from lohan.train.trainer.engine_optimizer import groups_of
 from lohan.train.trainer.resuming import ResumingMixin
+from lohan.train.trainer.samples import Asked, SamplePrompts
 from lohan.train.weights import archive
 from lohan.train.weights.check_export import ModelDirectoryReport
 from lohan.train.weights.export_hf import export_model
@@ -57,8 +60,26 @@ from lohan.train.weights.model_identity import MODEL_IDENTITY, source_identity, 
 from lohan.train.weights.source import ModelSource
 from lohan.working_folder import make_working_folder, private_files
 
+# Methods of transformers' Trainer that are overridden here and in the mixins below.
+RELIED_ON = (
+    "train",
+    "log",
+    "_save_checkpoint",
+    "save_model",
+    "push_to_hub",
+    "_push_from_checkpoint",
+    "create_model_card",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+    "_load_callback_state",
+    "_load_best_model",
+    "_determine_best_metric",
+    "_finalize_training",
+)
 
-class SavingMixin(ResumingMixin, PushingMixin):
+
+class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     """Saving and resuming for `OffloadMixin`."""
 
     offload: OffloadConfig
@@ -88,6 +109,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
         self.stopped_because: str | None = None
         """Why the run stopped before its last step, if not by a signal."""
         self._archive_to_load: pathlib.Path | None = None
+        self.random_if_longer: tuple[int, dict[str, Any]] | None = None
+        """The last step, and the generators after it, where only the end has it evaluated."""
 
     @property
     def engine(self) -> Engine:
@@ -153,6 +176,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
             num_steps=max(0, num_steps - self.state.global_step),
             archive_steps=self.offload.archive_steps,
             save_total_limit=self.args.save_total_limit,
+            num_models=self.num_models_to_come,
         )
 
     def _accept_plan(self, planned: PlannedRun, *, ssd: Sequence[str], is_resumed: bool) -> None:
@@ -175,7 +199,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
             self._engine.close()
 
     def _own_callbacks(self) -> list[Any]:
-        return [SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self)]
+        asking = SamplePrompts(self, self.sample_prompts)
+        return [SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self), asking]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with what the engine measured."""
@@ -198,6 +223,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
         if run is None:
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
+        if self.sample_prompts:
+            Asked(self, self.sample_prompts)  # so that one that cannot be asked is refused now
         first = FirstStates(run=None if run is None else run.run_id)
         if self._archive_to_load is not None:
             first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)
@@ -251,6 +278,7 @@ class SavingMixin(ResumingMixin, PushingMixin):
             ConfigError: arguments or data are not those of the run to resume.
         """
         started = time.monotonic()
+        self.best_model = None
         checkpoint = self._find_checkpoint(resume_from_checkpoint)
         if self._engine is None:
             self._start_engine(run=None)
@@ -286,18 +314,26 @@ class SavingMixin(ResumingMixin, PushingMixin):
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
         self.engine.seal(metadata)
-        resume_point.remove_old(self.out, newest=path, save_total_limit=self.args.save_total_limit)
-        if self._is_archived(step):
+        resume_point.remove_old(
+            self.out,
+            newest=path,
+            best=self.state.best_model_checkpoint,
+            save_total_limit=self.args.save_total_limit,
+        )
+        if self._is_archived(step) or self.is_best(step):
             self.hold_space()
 
     def _write_checkpoint(self, step: int) -> pathlib.Path:
         temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+        if self.is_best(step):
+            self.state.best_model_checkpoint = str(self.out / resume_point.checkpoint_name(step))
         self._write_small_files(temporary, step)
-        if self._is_archived(step):
+        if self._is_archived(step) or self.is_best(step):
             self._reservation.release()
             self._export(temporary)
+        if self._is_archived(step):
             shapes = {
                 name: tuple(parameter.shape)
                 for name, parameter in self.model.named_parameters()
@@ -326,6 +362,8 @@ class SavingMixin(ResumingMixin, PushingMixin):
             "written_bytes": self.written_bytes,
             "versions": package_versions(),
         }
+        if self.random_if_longer is not None and self.random_if_longer[0] == step:
+            found[RANDOM_IF_LONGER] = self.random_if_longer[1]
         try:
             write_json(folder / resume_point.RESUME_NAME, found)
         except TypeError as error:
@@ -352,14 +390,20 @@ class SavingMixin(ResumingMixin, PushingMixin):
         self.engine.synchronize()
         folder = pathlib.Path(output_dir or self.args.output_dir)
         if folder.resolve() != self.out.resolve():
-            self._export(folder)
+            self._write_model(folder)
         else:
             listed = make_working_folder(self.out) / MODEL_LIST_NAME
             listed.unlink(missing_ok=True)  # until the next one is written, nothing is known
-            files = self._export(folder).files
+            files = self._write_model(folder)
             write_list(listed, hash_files(folder, files))
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _write_model(self, folder: pathlib.Path) -> tuple[str, ...]:
+        """The model training ended with: of the best step where that was asked for."""
+        if self.best_model is not None:
+            return copy_model(self.best_model, folder)
+        return self._export(folder).files
 
     def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
         return export_model(

@@ -13,7 +13,7 @@ logs see the same numbers in the same order as in memory.
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -27,13 +27,14 @@ from lohan.train.run.out_folder import locked_folder
 from lohan.train.run.progress import teller
 from lohan.train.settings.arguments import refuse_broken_window, refuse_unsupported, without_effect
 from lohan.train.settings.offload import OffloadConfig, read_offload
+from lohan.train.settings.prompts import Prompt, read_prompts
 from lohan.train.trainer.engine_optimizer import SteppedByEngine
 from lohan.train.trainer.evaluation import GroupedBatches, Prediction
 from lohan.train.trainer.fp32_losses import compute_losses_in_fp32
 from lohan.train.trainer.largest_batch import longest_rows
 from lohan.train.trainer.named_model import make_named, open_named
 from lohan.train.trainer.rehearsal import collated_without_trace, may_rehearse, without_trace
-from lohan.train.trainer.saving import SavingMixin
+from lohan.train.trainer.saving import RELIED_ON, SavingMixin
 from lohan.train.trainer.shared_forward import OneForward, refuse_second_draws
 from lohan.train.weights.source import ModelSource
 
@@ -53,16 +54,7 @@ _RELIED_ON = (
     "_remove_unused_columns",
     "_clip_grad_norm",
     "_get_grad_norm",
-    "_save_checkpoint",
-    "save_model",
-    "push_to_hub",
-    "_push_from_checkpoint",
-    "create_model_card",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_load_rng_state",
-    "log",
-    "train",
+    *RELIED_ON,
 )
 _REFUSED_PARAMETERS = {
     "model_init": "the model is made once, where its weights lie",
@@ -77,7 +69,8 @@ class OffloadMixin(SavingMixin):
     """Put before a trainer class: its steps, evaluations and checkpoints go through the engine.
 
     Besides the arguments of the trainer it takes `offload` (`OffloadConfig`, or a mapping with the
-    keys of the `offload:` block). A model given by name is never loaded into RAM.
+    keys of the `offload:` block) and `sample_prompts`, answered before and after training. A model
+    given by name is never loaded into RAM.
     """
 
     def __init__(
@@ -86,8 +79,10 @@ class OffloadMixin(SavingMixin):
         args: Any = None,
         *more: Any,
         offload: OffloadConfig | Mapping[str, Any] | None = None,
+        sample_prompts: Sequence[Prompt] = (),
         **kwargs: Any,
     ) -> None:
+        self.sample_prompts = read_prompts(sample_prompts)
         self.offload = read_offload(offload or {}, where="offload")
         self._refuse_unknown_release()
         for name, why in _REFUSED_PARAMETERS.items():
@@ -215,7 +210,7 @@ class OffloadMixin(SavingMixin):
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """transformers' epoch; it would take one more step where a finished run is resumed."""
-        if self.state.global_step >= self.state.max_steps:
+        if self.is_over:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)

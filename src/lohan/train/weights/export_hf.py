@@ -92,7 +92,7 @@ def export_model(
     layout = export_layout(source, dtype)
     shards = cut_shards(layout.tensors, max_shard_bytes)
     _refuse_full(out if is_merge else out.parent, layout)
-    with _partial_directory(out, is_merge) as partial:
+    with partial_directory(out, is_merge) as partial:
         with contextlib.ExitStack() as files:
             writers = []
             for name, content in shards.items():
@@ -113,12 +113,8 @@ def export_model(
                 why=shown((*report.problems, *report.unexpected)),
                 remedy="report this, with the name of the model; the trained states are untouched",
             )
-        _sync_all(partial)
         written = tuple(files_below(partial))
-        if is_merge:
-            _merge(partial, out)
-        else:
-            _rename(partial, out)
+        place_model(partial, out, is_merge=is_merge)
     return dataclasses.replace(report, path=out, files=written)
 
 
@@ -301,7 +297,7 @@ def _refuse_full(directory: Path, layout: ExportLayout) -> None:
 
 
 @contextlib.contextmanager
-def _partial_directory(out: Path, is_merge: bool) -> Iterator[Path]:
+def partial_directory(out: Path, is_merge: bool) -> Iterator[Path]:
     """A hidden directory on the filesystem of `out`; removed if it is not renamed away."""
     place = out if is_merge else out.parent
     left = sorted(place.glob(f".{glob.escape(out.name)}{_PARTIAL}*"))
@@ -339,6 +335,15 @@ def _write_index(path: Path, layout: ExportLayout, writers: list[ShardWriter]) -
     except OSError as error:
         number = error.errno or errno.EIO
         raise storage_error("an index cannot be written", number, path=str(path)) from None
+
+
+def place_model(partial: Path, out: Path, *, is_merge: bool) -> None:
+    """Make a written directory durable, then give it its name, or merge its files into `out`."""
+    _sync_all(partial)
+    if is_merge:
+        _merge(partial, out)
+    else:
+        _rename(partial, out)
 
 
 def _sync_all(directory: Path) -> None:

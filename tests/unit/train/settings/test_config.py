@@ -179,3 +179,23 @@ def test_the_hub_token_is_not_written(file: pathlib.Path) -> None:
     text = load_config(file, [("hub_token", "hf_secret")]).to_text()
     assert "hf_secret" not in text
     assert yaml.safe_load(text)["hub_token"] is None  # so that it can be used as a file again
+
+
+def test_prompts_are_texts_conversations_or_lines_of_a_file(
+    file: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("Who are you?\n\nWhere?\n")
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    with file.open("a") as open_file:
+        open_file.write(yaml.safe_dump({"sample_prompts": ["How?", str(lines), talk]}))
+    config = load_config(file)
+    assert config.sample_prompts == ("How?", "Who are you?", "Where?", talk)
+    assert load_config(file, [("sample_prompts", "Alone")]).sample_prompts == ("Alone",)
+    assert load_config(file, [("sample_prompts", None)]).sample_prompts == ()
+    for wrong in (3, ["How?", ""], [[{"role": "user"}]]):
+        with pytest.raises(ConfigError, match="sample_prompts has"):
+            load_config(file, [("sample_prompts", wrong)])
+    lines.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"prompts\.txt cannot be read"):
+        load_config(file)

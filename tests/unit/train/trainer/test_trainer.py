@@ -12,8 +12,8 @@ import transformers
 import trl
 
 from lohan.errors import ConfigError
-from lohan.train.trainer import trainer as trainers
 from lohan.train.trainer.trainer import LohanWarning, SFTTrainer, Trainer
+from lohan.train.trainer.trainer import trainer as trainers
 from support import tiny_chat, trl_runs
 from support.plain_engine import attach_plainly
 
@@ -208,7 +208,6 @@ def test_the_exported_model_loads_with_the_trained_weights(tmp_path: pathlib.Pat
         ({"ignore_data_skip": True}, "ignore_data_skip"),
         ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
         ({"bf16_full_eval": True}, "bf16_full_eval"),
-        ({"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2}, "load_best"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_with_their_reason(
