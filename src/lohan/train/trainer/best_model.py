@@ -95,7 +95,9 @@ class BestModelMixin(_SomeTrainer):  # type: ignore[misc]
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         try:
-            return bool(super()._determine_best_metric(metrics=metrics, trial=trial))
+            is_best = bool(super()._determine_best_metric(metrics=metrics, trial=trial))
+            # With save_strategy=best nothing else would be sealed: no stop, no archive.
+            return is_best or bool(self.control.should_save)
         except KeyError as error:
             raise ConfigError(
                 f"metric_for_best_model is {self.args.metric_for_best_model}, and an evaluation "

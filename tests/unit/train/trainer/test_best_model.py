@@ -206,3 +206,22 @@ def test_room_is_asked_for_the_best_model_too(
     )
     with pytest.raises(OutOfSpace, match=r"the finished model twice"):
         make(tmp_path).train()
+
+
+def test_a_run_that_saves_only_what_is_best_is_sealed_when_it_is_stopped(
+    tmp_path: pathlib.Path, expected: bytes
+) -> None:
+    class Stop(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                trainer.stop_request.signal_number = 15
+
+    settings = {"save_strategy": "best"}
+    trainer = make(tmp_path, Stop(), args=settings)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert trainer.engine.sealed.step == 3
+    resumed = make(tmp_path, args=settings)
+    resumed.train(resume_from_checkpoint=True)
+    resumed.save_model()
+    assert model_of(tmp_path / "out") == expected
