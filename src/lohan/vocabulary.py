@@ -38,7 +38,7 @@ class TensorKind(StrEnum):
 
 
 class Lane(StrEnum):
-    """A worker that runs its tasks one at a time, in listed order."""
+    """A worker that runs its tasks one at a time, the most urgent that may run first."""
 
     GPU = "gpu"
     GPU_TO_RAM = "gpu_to_ram"
