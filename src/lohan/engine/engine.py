@@ -38,6 +38,7 @@ from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.simulate.bottleneck import bottleneck_words
 from lohan.simulate.learned import work_seconds
 from lohan.trace import Recorder
+from lohan.vocabulary import PoolName
 
 _NUM_TRACED_SPANS = 20_000
 
@@ -203,7 +204,7 @@ class Engine(EngineAnswers):
         tasks, number = running.rolling.step(), running.rolling.num_passes - 1
         self._load.begin(started)
         running.activations.begin(
-            running.planned.plan, number, running.rolling.pools["moving"].capacity_bytes
+            running.planned.plan, number, running.rolling.pools[PoolName.MOVING].capacity_bytes
         )
         self._is_settled = False
         running.lanes.submit(tasks)

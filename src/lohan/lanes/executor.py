@@ -23,7 +23,7 @@ from lohan.errors import ScheduleError
 from lohan.schedule.ready import Ready
 from lohan.schedule.task import Lease, Move, Pool, Task
 from lohan.trace import Recorder
-from lohan.vocabulary import Lane, TaskId
+from lohan.vocabulary import Lane, PoolName, TaskId
 
 Action = Callable[[Task], None]
 
@@ -37,7 +37,7 @@ class LaneExecutor:
         self,
         actions: Mapping[Lane, Action],
         *,
-        pools: Mapping[str, Pool] | None = None,
+        pools: Mapping[PoolName, Pool] | None = None,
         give_back: Callable[[Lease], None] | None = None,
         driven: Lane = Lane.GPU,
         recorder: Recorder | None = None,

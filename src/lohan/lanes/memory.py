@@ -15,6 +15,7 @@ from lohan.errors import HardwareError, ScheduleError
 from lohan.schedule.task import Lease
 from lohan.ssd import ALIGNMENT_BYTES, Buffer, BufferPool
 from lohan.units import format_bytes
+from lohan.vocabulary import PoolName
 
 
 def whole_pages(nbytes: int) -> int:
@@ -156,7 +157,7 @@ class LeaseBook:
     def __init__(self, host: RamMemory, device: Device) -> None:
         self.host, self.device = host, device
         self._lock = threading.Lock()
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._held: dict[tuple[PoolName, str], _Held] = {}
 
     def ram_buffer(self, lease: Lease, nbytes: int) -> Buffer:
         """Take main memory for a lease."""

@@ -8,6 +8,7 @@ the schedule's; weights that wait in RAM straight from their update are put here
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -19,11 +20,16 @@ from lohan.lanes.memory import LeaseBook
 from lohan.lanes.weight_map import SegmentWeights, WeightPiece, position_cuts
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import ActivationStore, Part, StateStore, StoreTicket
-from lohan.vocabulary import BlockId, Lane
+from lohan.store import Part, StateStore, StoreTicket, SwapFile
+from lohan.vocabulary import BlockId, Lane, Pass, PoolName
 
-Fetch = tuple[BlockId, str, int]
-"""Block, pass ("forward" or "backward") and step."""
+
+class Fetch(NamedTuple):
+    """Why P16 of a block is brought."""
+
+    block: BlockId
+    of_pass: Pass
+    step: int
 
 
 @dataclass(slots=True)
@@ -50,7 +56,8 @@ class _InFlight:
 
 def fetch_of(task: Task) -> Fetch:
     """Which fetch a P16 task belongs to."""
-    return task.block, task.part.split(" ")[0], task.step
+    assert task.of_pass is not None
+    return Fetch(task.block, task.of_pass, task.step)
 
 
 class WeightMoves:
@@ -76,7 +83,7 @@ class WeightMoves:
     def read(self, task: Task) -> None:
         """SSD -> RAM. Runs on: the read lane."""
         pieces = [piece for piece in self._weights[task.block].pieces if self._is_on_ssd(piece)]
-        if task.block in self._fresh and task.part.startswith("forward"):
+        if task.block in self._fresh and task.of_pass is Pass.FORWARD:
             pieces = [one for one in pieces if not self._comes_fresh(task.block, one)]
         lease = task.leases[0]
         total_bytes = sum(piece.nbytes for piece in pieces)
@@ -101,7 +108,7 @@ class WeightMoves:
         finally:
             wait_for(self._store, tickets)
         self._in_flight[fetch_of(task)] = _InFlight(read=buffer, offsets=offsets)
-        if lease.pool == "held":
+        if lease.pool is PoolName.HELD:
             own = self._weights[task.block].piece(Part.P16, task.block)
             if own is not None:
                 self._held[task.block, task.step] = (buffer, offsets[own])
@@ -118,7 +125,7 @@ class WeightMoves:
         if lease is not None:
             flight.on_device = self._book.device_memory(lease, weights.num_bytes)
         assert flight.on_device is not None
-        number, count = part_of(task)
+        number, count = task.piece
         events = []
         for piece in weights.pieces:
             for source, offset_bytes, nbytes in self._sources(flight, piece, number, count):
@@ -177,7 +184,7 @@ class WeightMoves:
             flight.in_place = over(flight.read, weights.num_bytes)
             # A held buffer stays leased until its update, which comes after this pass.
             for source in task.returns:
-                if source.pool == "ring":
+                if source.pool is PoolName.RING:
                     self._book.move(source, lease)
         elif is_one and self._store.resident_buffer(first.owner, first.part) is not None:
             memory, at = self._ram_of(flight, first)
@@ -197,21 +204,21 @@ class WeightMoves:
         self._taken(task)
 
     def _taken(self, task: Task) -> None:
-        if task.part.startswith("forward"):
+        if task.of_pass is Pass.FORWARD:
             self._fresh.pop(task.block, None)
 
     # Binding -----------------------------------------------------------------------------------
 
-    def is_in_flight(self, block: BlockId, pass_name: str, step: int) -> bool:
+    def is_in_flight(self, fetch: Fetch) -> bool:
         """Whether a segment's weights have come (those of a lookup do not, for its backward)."""
-        return (block, pass_name, step) in self._in_flight
+        return fetch in self._in_flight
 
-    def bind(self, block: BlockId, pass_name: str, step: int) -> None:
+    def bind(self, fetch: Fetch) -> None:
         """Put a segment's weights in place. Runs on: the main thread."""
-        weights = self._weights[block]
+        weights = self._weights[fetch.block]
         if not weights.pieces:
             return
-        flight = self._in_flight[block, pass_name, step]
+        flight = self._in_flight[fetch]
         if flight.on_device is not None:
             flat = flight.on_device.bytes()
         else:
@@ -220,12 +227,12 @@ class WeightMoves:
         for owner, layout in weights.layouts.items():
             self._sets[owner].bind(flat, layout)
 
-    def release(self, block: BlockId, pass_name: str, step: int) -> None:
+    def release(self, fetch: Fetch) -> None:
         """Take a segment's weights out; their lease ends with the task. Runs on: the main
         thread."""
-        for owner in self._weights[block].layouts:
+        for owner in self._weights[fetch.block].layouts:
             self._sets[owner].release()
-        self._in_flight.pop((block, pass_name, step), None)
+        self._in_flight.pop(fetch, None)
 
     # What updates use --------------------------------------------------------------------------
 
@@ -263,16 +270,7 @@ def over(buffer: Buffer, nbytes: int, offset_bytes: int = 0) -> torch.Tensor:
     )
 
 
-def part_of(task: Task) -> tuple[int, int]:
-    """Which piece of how many a task's `part` names: ("forward 2/4" is (1, 4))."""
-    label = task.part.rpartition(" ")[2]
-    if "/" not in label:
-        return 0, 1
-    number, _, count = label.partition("/")
-    return int(number) - 1, int(count)
-
-
-def wait_for(store: StateStore | ActivationStore, tickets: list[StoreTicket]) -> None:
+def wait_for(store: StateStore | SwapFile, tickets: list[StoreTicket]) -> None:
     """Wait for all of several requests, and raise the first error after the last has ended."""
     errors = [error for error in map(store.settle, tickets) if error is not None]
     if errors:

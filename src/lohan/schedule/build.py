@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from lohan.plan.block_costs import BlockCosts, block_costs
 from lohan.plan.plan import Plan
 from lohan.schedule.gradients import piece_bytes
-from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
+from lohan.schedule.task import Compute, Lease, Move, Piece, Pool, Schedule, Task
 from lohan.schedule.updates import UpdateTasks
 from lohan.schedule.writer import FOR_COMPUTE, TaskWriter
-from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
+from lohan.vocabulary import BlockId, ComputeKind, Lane, Pass, PoolName, TaskId, TensorKind, Tier
 
 
 def build_schedule(plan: Plan, *, num_steps: int = 1) -> Schedule:
@@ -35,7 +35,7 @@ class RollingSchedule:
         self._builder = _StepBuilder(plan)
 
     @property
-    def pools(self) -> Mapping[str, Pool]:
+    def pools(self) -> Mapping[PoolName, Pool]:
         """The pools all tasks lease from."""
         return self._builder.pools
 
@@ -89,7 +89,7 @@ class _StepBuilder:
         return self._writer.schedule(num_steps)
 
     @property
-    def pools(self) -> Mapping[str, Pool]:
+    def pools(self) -> Mapping[PoolName, Pool]:
         return self._writer.pools
 
     def training_pass(self, step: int) -> tuple[Task, ...]:
@@ -100,14 +100,14 @@ class _StepBuilder:
         self._writer.start_step(step, is_last=False)
         previous = self._last_compute
         for block in self._blocks:
-            weights = self._fetch_weights(block, "forward")
+            weights = self._fetch_weights(block, Pass.FORWARD)
             previous = self._writer.write(
                 Lane.GPU,
                 block,
                 Compute(ComputeKind.FORWARD, flops=self._costs[block].forward_flops),
                 after=[*weights, *([previous] if previous is not None else [])],
-                returns=self._weight_lease(block, "forward"),
-                part="forward",
+                returns=self._weight_lease(block, Pass.FORWARD),
+                of_pass=Pass.FORWARD,
             )
         self._last_compute = previous
         if self._system.has_barrier:
@@ -132,7 +132,7 @@ class _StepBuilder:
         previous = self._last_compute
         for block in self._blocks:
             self._updates.before_forward(block)
-            weights = self._fetch_weights(block, "forward")
+            weights = self._fetch_weights(block, Pass.FORWARD)
             costs = self._costs[block]
             leases = self._activation_leases(block)
             # The head runs forward and backward in one go, so its weights stay for the backward.
@@ -144,8 +144,8 @@ class _StepBuilder:
                 Compute(ComputeKind.FORWARD, flops=costs.forward_flops),
                 after=after,
                 leases=leases,
-                returns=() if keeps_weights else self._weight_lease(block, "forward"),
-                part="forward",
+                returns=() if keeps_weights else self._weight_lease(block, Pass.FORWARD),
+                of_pass=Pass.FORWARD,
                 fixed_seconds=self._system.rates.seconds_per_block_pass,
             )
             swapped[block] = self._swap_out(block, previous)
@@ -161,7 +161,7 @@ class _StepBuilder:
             is_first = block == self._blocks[0] and not is_head
             # Gradients of a lookup need no weights.
             is_lookup = is_first and self._plan.block_shape(block).is_lookup
-            weights = [] if is_lookup or is_head else self._fetch_weights(block, "backward")
+            weights = [] if is_lookup or is_head else self._fetch_weights(block, Pass.BACKWARD)
             fetched = self._swap_in(block, swapped[block])
             after = [*weights, *fetched, previous]
             if costs.recompute_flops and not is_head and not is_first:
@@ -174,7 +174,7 @@ class _StepBuilder:
                 after = [previous]
             returned = self._activation_returns(block)
             if not is_lookup:
-                returned += self._weight_lease(block, "forward" if is_head else "backward")
+                returned += self._weight_lease(block, Pass.FORWARD if is_head else Pass.BACKWARD)
             previous = self._writer.write(
                 Lane.GPU,
                 block,
@@ -188,29 +188,29 @@ class _StepBuilder:
         self._last_compute = previous
         self._updates.backward_done(previous)
 
-    def _fetch_weights(self, block: BlockId, part: str) -> list[TaskId]:
+    def _fetch_weights(self, block: BlockId, of_pass: Pass) -> list[TaskId]:
         """Bring P16 of a block to the GPU; returns what its compute must come after."""
         nbytes = self._weights[block]
-        ready = self._updates.weights_ready(block, for_forward=part == "forward")
+        ready = self._updates.weights_ready(block, for_forward=of_pass is Pass.FORWARD)
         if self._system.home is Tier.GPU or nbytes == 0:
             return ready
         returns: tuple[Lease, ...] = ()
-        is_fresh = part == "forward" and self._updates.is_fresh(block)
+        is_fresh = of_pass is Pass.FORWARD and self._updates.is_fresh(block)
         if is_fresh:
             returns = (self._updates.take_fresh(block),)
         from_ssd = self._plan.ssd_weights_bytes(block, is_fresh=is_fresh)
         if from_ssd:
             # The update of a split state needs P16 too: then the slot is returned by the update.
-            is_held = part == "backward" and self._updates.reuses_backward_weights(block)
-            pool = "held" if is_held else "ring"
-            slot = Lease(pool, f"{block} {part} s{self._writer.step}", from_ssd)
+            is_held = of_pass is Pass.BACKWARD and self._updates.reuses_backward_weights(block)
+            pool = PoolName.HELD if is_held else PoolName.RING
+            slot = Lease(pool, f"{block} {of_pass} s{self._writer.step}", from_ssd)
             read = self._writer.write(
                 Lane.SSD_READ,
                 block,
                 Move(TensorKind.P16, Tier.SSD, Tier.RAM, from_ssd),
                 after=ready,
                 leases=(slot,),
-                part=part,
+                of_pass=of_pass,
                 priority=(FOR_COMPUTE,),
             )
             ready = [read]
@@ -218,12 +218,12 @@ class _StepBuilder:
                 self._updates.hold(block, slot)
             else:
                 returns += (slot,)
-        return self._copy_weights(block, part, ready, returns, in_pieces=not from_ssd)
+        return self._copy_weights(block, of_pass, ready, returns, in_pieces=not from_ssd)
 
     def _copy_weights(
         self,
         block: BlockId,
-        part: str,
+        of_pass: Pass,
         ready: list[TaskId],
         returns: tuple[Lease, ...],
         *,
@@ -231,29 +231,31 @@ class _StepBuilder:
     ) -> list[TaskId]:
         """P16 of a block RAM -> GPU, piece by piece where its update made it so."""
         pieces = piece_bytes(self._plan, block) if in_pieces else ()
-        if len(pieces) != len(ready):
-            pieces = ()
+        is_cut = bool(pieces) and len(pieces) == len(ready)
+        pieces = pieces if is_cut else (self._weights[block],)
         copies: list[TaskId] = []
-        for number, nbytes in enumerate(pieces or (self._weights[block],)):
+        for number, nbytes in enumerate(pieces):
             copies.append(
                 self._writer.write(
                     Lane.RAM_TO_GPU,
                     block,
                     Move(TensorKind.P16, Tier.RAM, Tier.GPU, nbytes * self._weight_copies),
                     # The first piece leases for all, the last gives back: they keep their order.
-                    after=[ready[number], *copies[-1:]] if pieces else ready,
-                    leases=self._weight_lease(block, part) if number == 0 else (),
-                    returns=returns if number == max(1, len(pieces)) - 1 else (),
-                    part=f"{part} {number + 1}/{len(pieces)}" if len(pieces) > 1 else part,
+                    after=[ready[number], *copies[-1:]] if is_cut else ready,
+                    leases=self._weight_lease(block, of_pass) if number == 0 else (),
+                    returns=returns if number == len(pieces) - 1 else (),
+                    of_pass=of_pass,
+                    piece=Piece(number, len(pieces)),
                     priority=(FOR_COMPUTE,),
                 )
             )
         return copies
 
-    def _weight_lease(self, block: BlockId, part: str) -> tuple[Lease, ...]:
+    def _weight_lease(self, block: BlockId, of_pass: Pass) -> tuple[Lease, ...]:
         if self._weights[block] == 0 or self._plan.home_of(block, TensorKind.P16) is Tier.GPU:
             return ()
-        return (Lease("weights", f"{block} {part} s{self._writer.step}", self._weights[block]),)
+        key = f"{block} {of_pass} s{self._writer.step}"
+        return (Lease(PoolName.WEIGHTS, key, self._weights[block]),)
 
     def _activation_leases(self, block: BlockId) -> tuple[Lease, ...]:
         costs, step = self._costs[block], self._writer.step
@@ -263,7 +265,7 @@ class _StepBuilder:
             # Outputs leave as they are made, so their places in RAM are taken beforehand.
             leases += self._ram_leases(block, "out")
         if costs.kept_bytes:
-            leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
+            leases.append(Lease(PoolName.KEPT, f"{block} s{step}", costs.kept_bytes))
         return tuple(leases)
 
     def _activation_returns(self, block: BlockId) -> tuple[Lease, ...]:
@@ -274,7 +276,7 @@ class _StepBuilder:
             if self._plan.num_micro_batches > 1:
                 leases += self._ram_leases_in(block)
         if costs.kept_bytes:
-            leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
+            leases.append(Lease(PoolName.KEPT, f"{block} s{step}", costs.kept_bytes))
         return tuple(leases)
 
     def _swap_out(self, block: BlockId, computed: TaskId) -> list[TaskId]:
@@ -298,7 +300,7 @@ class _StepBuilder:
             Move(TensorKind.A16, Tier.RAM, Tier.SSD, costs.to_ssd_bytes * self._plan.num_gpus),
             after=[copy],
             returns=tuple(
-                lease for lease in self._ram_leases(block, "out") if lease.pool == "spilling"
+                lease for lease in self._ram_leases(block, "out") if lease.pool is PoolName.SPILLING
             ),
             priority=(FOR_COMPUTE,),
         )
@@ -317,7 +319,7 @@ class _StepBuilder:
                 Move(TensorKind.A16, Tier.SSD, Tier.RAM, costs.to_ssd_bytes * self._plan.num_gpus),
                 after=after,
                 leases=tuple(
-                    lease for lease in self._ram_leases_in(block) if lease.pool == "spilling"
+                    lease for lease in self._ram_leases_in(block) if lease.pool is PoolName.SPILLING
                 ),
                 priority=(FOR_COMPUTE,),
             )
@@ -338,7 +340,7 @@ class _StepBuilder:
 
     def _moving_lease(self, block: BlockId, way: str) -> Lease:
         nbytes = self._writer.moving_bytes(self._costs[block].swapped_bytes)
-        return Lease("moving", f"{block} {way} s{self._writer.step}", nbytes)
+        return Lease(PoolName.MOVING, f"{block} {way} s{self._writer.step}", nbytes)
 
     def _spilled_bytes(self, block: BlockId) -> int:
         return self._costs[block].to_ssd_bytes * self._plan.num_gpus
@@ -352,7 +354,9 @@ class _StepBuilder:
         leases = []
         if costs.to_ram_bytes:
             nbytes = costs.to_ram_bytes * self._plan.num_gpus
-            leases.append(Lease("swapped", f"{block} s{step}", nbytes))
+            leases.append(Lease(PoolName.SWAPPED, f"{block} s{step}", nbytes))
         if costs.to_ssd_bytes:
-            leases.append(Lease("spilling", f"{block} {way} s{step}", self._spilled_bytes(block)))
+            leases.append(
+                Lease(PoolName.SPILLING, f"{block} {way} s{step}", self._spilled_bytes(block))
+            )
         return tuple(leases)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from lohan.schedule.task import Pool, Task
-from lohan.vocabulary import Lane, TaskId
+from lohan.vocabulary import Lane, PoolName, TaskId
 
 
 class _Line:
@@ -42,7 +42,7 @@ class _Undone:
 class Ready:
     """Tasks that are not done, and which of them may run."""
 
-    def __init__(self, pools: Mapping[str, Pool]) -> None:
+    def __init__(self, pools: Mapping[PoolName, Pool]) -> None:
         self._lines = {name: _Line(pool.capacity_bytes) for name, pool in pools.items()}
         self._undone: dict[TaskId, _Undone] = {}
         self._may_run: dict[Lane, list[tuple[tuple[int, ...], TaskId, _Undone]]] = {
@@ -70,7 +70,8 @@ class Ready:
             if one.task.leases:
                 self._line_up(one)
         for one in added.values():
-            self._look_at(one)
+            if not one.num_before:
+                self._look_at(one)
 
     def next_of(self, lane: Lane) -> Task | None:
         """The most urgent task of a lane that may run."""
@@ -89,7 +90,7 @@ class Ready:
         """Whether the pools have room for a task, whoever is next in line."""
         return all(line.free_bytes >= nbytes for line, nbytes in self._undone[task.id].wants)
 
-    def free_bytes(self, pool: str) -> int:
+    def free_bytes(self, pool: PoolName) -> int:
         """Bytes of a pool that nobody holds."""
         return self._lines[pool].free_bytes
 
@@ -123,7 +124,7 @@ class Ready:
         return freed
 
     def _line_up(self, one: _Undone) -> None:
-        wanted: dict[str, int] = {}
+        wanted: dict[PoolName, int] = {}
         for lease in one.task.leases:
             wanted[lease.pool] = wanted.get(lease.pool, 0) + lease.nbytes
         one.wants = [(self._lines[pool], nbytes) for pool, nbytes in wanted.items()]

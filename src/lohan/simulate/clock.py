@@ -13,7 +13,7 @@ from lohan.errors import ScheduleError
 from lohan.schedule.ready import Ready
 from lohan.schedule.task import Schedule, Task
 from lohan.simulate.durations import Durations
-from lohan.vocabulary import Lane, TaskId
+from lohan.vocabulary import Lane, PoolName, TaskId
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class ClockResult:
     order: dict[Lane, list[TaskId]]
     edges: dict[TaskId, list[TaskId]]
     """For each task, the tasks whose returned bytes its leases used."""
-    usage: list[tuple[float, str, int]] = field(default_factory=list)
+    usage: list[tuple[float, PoolName, int]] = field(default_factory=list)
     """(time, pool, bytes in use) after each change."""
 
 
@@ -91,8 +91,13 @@ class Clock:
             ScheduleError: if no lane can go on before all tasks are done.
         """
         now, running, left = 0.0, self._running, self._left
+        next_of = self._ready.next_of if by_priority else self._listed
         while self._ready:
-            self._start_all(now, by_priority)
+            for lane in self._next:
+                if lane not in running:
+                    task = next_of(lane)
+                    if task is not None:
+                        self._start(task, now)
             if not running:
                 raise self._stuck()
             speeds = self._speeds()
@@ -107,14 +112,6 @@ class Clock:
             for lane in finished:
                 self._finish(running.pop(lane), now)
         return self.result
-
-    def _start_all(self, now: float, by_priority: bool) -> None:
-        for lane in self._next:
-            if lane in self._running:
-                continue
-            task = self._ready.next_of(lane) if by_priority else self._listed(lane)
-            if task is not None:
-                self._start(task, now)
 
     def _listed(self, lane: Lane) -> Task | None:
         listed = self._schedule.lanes[lane]
