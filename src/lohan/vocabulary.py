@@ -52,28 +52,17 @@ class Lane(StrEnum):
 class PoolName(StrEnum):
     """What the memory of a pool is for."""
 
-    WEIGHTS = "weights"
-    """On the GPU: P16 of blocks at work and of the next ones."""
-    GRADIENTS = "gradients"
-    """On the GPU: G16 until they leave."""
-    MOVING = "moving"
-    """On the GPU: A16 on their way out or in."""
-    KEPT = "kept"
-    """On the GPU: A16 that stay there."""
-    RING = "ring"
-    """In RAM: P16 between SSD and GPU."""
-    HELD = "held"
-    """In RAM: P16 that the backward pass read and the update needs too."""
-    FRESH = "fresh"
-    """In RAM: P16 from an update to the next forward pass."""
-    STATES = "states"
-    """In RAM: states from their read to their write."""
-    WAITING = "waiting"
-    """In RAM: G16 that wait for their update."""
-    SWAPPED = "swapped"
-    """In RAM: A16 that stay there."""
-    SPILLING = "spilling"
-    """In RAM: A16 between GPU and SSD."""
+    WEIGHTS = "weights"  # On the GPU: P16 of blocks at work and of the next ones
+    GRADIENTS = "gradients"  # On the GPU: G16 until they leave
+    MOVING = "moving"  # On the GPU: A16 on their way out or in
+    KEPT = "kept"  # On the GPU: A16 that stay there
+    RING = "ring"  # In RAM: P16 between SSD and GPU
+    HELD = "held"  # In RAM: P16 that the backward pass read and the update needs too
+    FRESH = "fresh"  # In RAM: P16 from an update to the next forward pass
+    STATES = "states"  # In RAM: states from their read to their write
+    WAITING = "waiting"  # In RAM: G16 that wait for their update
+    SWAPPED = "swapped"  # In RAM: A16 that stay there
+    SPILLING = "spilling"  # In RAM: A16 between GPU and SSD
 
 
 class Pass(StrEnum):

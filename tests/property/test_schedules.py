@@ -353,7 +353,7 @@ def test_pieces_that_share_a_lease_keep_their_order() -> None:
     for seed in OURS:
         plan, _ = random_plan(seed, policy="lohan+")
         schedule = build_schedule(replace(plan, num_update_parts=3), num_steps=NUM_STEPS)
-        num_in_pieces += any(task.piece.count > 1 for task in schedule.tasks)
+        num_in_pieces += any(task.piece.of > 1 for task in schedule.tasks)
         assert pieces_in_turn(list(schedule.tasks)), seed
     assert num_in_pieces > 20
 

@@ -27,7 +27,8 @@ from lohan.vocabulary import BlockId, Choice, Lane, PoolName
 ALIGNMENT_BYTES = 64
 """Start of each output in its area."""
 
-AREA_POOLS = (PoolName.SWAPPED, PoolName.SPILLING)
+_POOL_OF = {Choice.SWAP_TO_RAM: PoolName.SWAPPED, Choice.SWAP_TO_SSD: PoolName.SPILLING}
+AREA_POOLS = tuple(_POOL_OF.values())
 """Pools of RAM that outputs leave to."""
 
 
@@ -121,11 +122,8 @@ class SwappedActivations:
         if key.ordinal == SIDE_ORDINAL or (key.block, key.ordinal, key.output) in self._shared:
             return None
         choice = self._choices.get(key.block, {}).get(key.ordinal, Choice.KEEP)
-        if choice is Choice.SWAP_TO_RAM:
-            return self._areas.get((key.block, PoolName.SWAPPED))
-        if choice is Choice.SWAP_TO_SSD:
-            return self._areas.get((key.block, PoolName.SPILLING))
-        return None
+        pool = _POOL_OF.get(choice)
+        return None if pool is None else self._areas.get((key.block, pool))
 
     def _start_copy(self, key: ActivationKey, tensor: torch.Tensor, area: _Area) -> bool:
         nbytes = tensor.numel() * tensor.element_size()

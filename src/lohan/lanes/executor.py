@@ -251,8 +251,7 @@ class LaneExecutor:
         with self._changed:
             if self._failure is None:
                 error.add_note(self._story(task))
-                self._failure = error
-            self._changed.notify_all()
+            self.stop(error)
 
     def _story(self, task: Task) -> str:
         lines = [f"in {task.name} of pass {task.step} (counted from 0) on lane {task.lane}"]

@@ -22,7 +22,7 @@ from lohan.lanes.weight_moves import WeightMoves, over, wait_for
 from lohan.optimizer import PlainState, SplitState, convert, update_plain, update_split
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import ByteRange, Part, StateStore, StoreTicket
+from lohan.store import Part, StateStore, StoreTicket
 from lohan.vocabulary import BlockId, PoolName
 
 
@@ -100,15 +100,11 @@ class Updates:
     def _open(self, lease: Lease, block: BlockId, step: int, number: int) -> _InFlight:
         """Lay the parts of a piece out in one buffer."""
         begin, end = self._range(block, number)
-        ranges: dict[Part, ByteRange] = {
-            part: where
-            for part, where in self._store.layout.block(block).chunk(begin, end).items()
-            if not self._store.is_resident(block, part)
-        }
         offsets, total = {}, 0
-        for part, where in ranges.items():
-            offsets[part] = total
-            total += where.nbytes
+        for part, where in self._store.layout.block(block).chunk(begin, end).items():
+            if not self._store.is_resident(block, part):
+                offsets[part] = total
+                total += where.nbytes
         spilled = self._gradients.spilled_bytes(block, step, number)
         flight = _InFlight(
             buffer=self._book.ram_buffer(lease, total + spilled),
@@ -192,14 +188,13 @@ class Updates:
             ctypes.memmove(
                 fresh.address + 2 * begin, arrays[Part.P16].data_ptr(), 2 * (end - begin)
             )
-        if begin < end:
-            for part in parts:
-                resident = self._store.resident_buffer(block, part)
-                if resident is not None:
-                    where = self._store.layout.block(block).byte_range(part, begin, end)
-                    self._store.start_write(
-                        block, part, begin, end, resident, offset_bytes=where.offset_bytes
-                    )
+        for part in parts:
+            resident = self._store.resident_buffer(block, part)
+            if resident is not None:
+                where = self._store.layout.block(block).byte_range(part, begin, end)
+                self._store.start_write(
+                    block, part, begin, end, resident, offset_bytes=where.offset_bytes
+                )
 
     def _step(
         self,

@@ -82,9 +82,13 @@ class WeightMoves:
 
     def read(self, task: Task) -> None:
         """SSD -> RAM. Runs on: the read lane."""
-        pieces = [piece for piece in self._weights[task.block].pieces if self._is_on_ssd(piece)]
-        if task.block in self._fresh and task.of_pass is Pass.FORWARD:
-            pieces = [one for one in pieces if not self._comes_fresh(task.block, one)]
+        comes_fresh = task.of_pass is Pass.FORWARD and task.block in self._fresh
+        pieces = [
+            piece
+            for piece in self._weights[task.block].pieces
+            if self._store.resident_buffer(piece.owner, piece.part) is None
+            and not (comes_fresh and piece.owner == task.block and piece.part is Part.P16)
+        ]
         lease = task.leases[0]
         total_bytes = sum(piece.nbytes for piece in pieces)
         buffer = self._book.ram_buffer(lease, total_bytes)
@@ -128,36 +132,16 @@ class WeightMoves:
         number, count = task.piece
         events = []
         for piece in weights.pieces:
-            for source, offset_bytes, nbytes in self._sources(flight, piece, number, count):
-                target = flight.on_device.bytes()
-                begin = piece.offset_bytes + offset_bytes
-                events.append(
-                    self._device.copy_async(
-                        target[begin : begin + nbytes], source, lane=Lane.RAM_TO_GPU
-                    )
-                )
+            begin, end = _cut(piece, number, count)
+            if begin < end:
+                memory, at = self._ram_of(flight, piece)
+                source = RamSpan(memory.address + at + begin, end - begin, memory)
+                target = flight.on_device.bytes()[piece.offset_bytes :][begin:end]
+                events.append(self._device.copy_async(target, source, lane=Lane.RAM_TO_GPU))
         for event in events:
             self._device.wait(event)
         if number == count - 1:
             self._taken(task)
-
-    def _sources(
-        self, flight: _InFlight, piece: WeightPiece, number: int, count: int
-    ) -> list[tuple[RamSpan, int, int]]:
-        """Main memory that holds a piece, or the given cut of it; offset within it, bytes."""
-        if piece.part is Part.FROZEN16 or count == 1:
-            if number:
-                return []
-            begin_bytes, end_bytes = 0, piece.nbytes
-        else:
-            cuts = position_cuts(piece.end - piece.begin, count)
-            begin_bytes = 2 * cuts[number]
-            end_bytes = 2 * cuts[number + 1] if number < count - 1 else piece.nbytes
-        if begin_bytes == end_bytes:
-            return []
-        memory, at = self._ram_of(flight, piece)
-        span = RamSpan(memory.address + at + begin_bytes, end_bytes - begin_bytes, memory)
-        return [(span, begin_bytes, end_bytes - begin_bytes)]
 
     def _ram_of(self, flight: _InFlight, piece: WeightPiece) -> tuple[Buffer, int]:
         if piece in flight.offsets:
@@ -256,11 +240,13 @@ class WeightMoves:
         self._fresh.clear()
         self._held.clear()
 
-    def _is_on_ssd(self, piece: WeightPiece) -> bool:
-        return self._store.resident_buffer(piece.owner, piece.part) is None
 
-    def _comes_fresh(self, block: BlockId, piece: WeightPiece) -> bool:
-        return piece.owner == block and piece.part is Part.P16
+def _cut(piece: WeightPiece, number: int, count: int) -> tuple[int, int]:
+    """Bytes of one of `count` cuts; what is frozen, and never updated, goes with the first."""
+    if piece.part is Part.FROZEN16 or count == 1:
+        return 0, 0 if number else piece.nbytes
+    cuts = position_cuts(piece.end - piece.begin, count)
+    return 2 * cuts[number], 2 * cuts[number + 1] if number < count - 1 else piece.nbytes
 
 
 def over(buffer: Buffer, nbytes: int, offset_bytes: int = 0) -> torch.Tensor:

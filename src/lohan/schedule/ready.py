@@ -12,19 +12,18 @@ Owns what is undone, the lines at the pools and their free bytes. No clock, no t
 import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lohan.schedule.task import Pool, Task
 from lohan.vocabulary import Lane, PoolName, TaskId
 
 
+@dataclass(slots=True, eq=False)
 class _Line:
     """The free bytes of a pool, and the tasks that will lease from it, in the order of the list."""
 
-    __slots__ = ("free_bytes", "tasks")
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.free_bytes = capacity_bytes
-        self.tasks: deque[_Undone] = deque()
+    free_bytes: int
+    tasks: "deque[_Undone]" = field(default_factory=deque)
 
 
 class _Undone:

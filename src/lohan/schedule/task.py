@@ -60,13 +60,13 @@ class Pool:
 
 
 class Piece(NamedTuple):
-    """One of several pieces in which something of a block is moved or updated; from 0."""
+    """One of the pieces in which something of a block moves or is updated; counted from 0."""
 
     number: int
-    count: int
+    of: int
 
     def __str__(self) -> str:
-        return f"{self.number + 1}/{self.count}"
+        return f"{self.number + 1}/{self.of}"
 
 
 WHOLE = Piece(0, 1)
@@ -102,7 +102,7 @@ class Task:
         else:
             what = str(self.action.kind)
         of_pass = f" {self.of_pass}" if self.of_pass else ""
-        return f"{what} b{self.block}{of_pass}" + (f" {self.piece}" if self.piece.count > 1 else "")
+        return f"{what} b{self.block}{of_pass}" + (f" {self.piece}" if self.piece.of > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ go forward: a deferred update is written there, in front of the forward pass tha
 the order of writing stays an order in which everything could run one by one.
 """
 
+from functools import partial
+
 from lohan.plan.plan import Plan
 from lohan.plan.pools import part_parameters, tied_trained, trained_parameters, update_parts
 from lohan.plan.system import UpdateTiming
@@ -348,48 +350,26 @@ class UpdateTasks:
         leases: tuple[Lease, ...],
         returns: tuple[Lease, ...],
     ) -> TaskId:
-        writer, system, block = self._writer, self._system, update.block
-        piece, num_parameters = part.piece, part.num_parameters
-        if system.update_tier is Tier.RAM:
-            return writer.write(
+        block, num_parameters = update.block, part.num_parameters
+        write = partial(self._writer.write, piece=part.piece, step=update.step)
+        if self._system.update_tier is Tier.RAM:
+            return write(
                 Lane.CPU,
                 block,
                 Compute(ComputeKind.UPDATE, num_parameters=num_parameters),
                 after=after,
                 leases=leases,
                 returns=returns,
-                piece=piece,
                 priority=self._priority(update),
-                step=update.step,
             )
-        nbytes = num_parameters * system.state.stored_bytes
-        up = writer.write(
-            Lane.RAM_TO_GPU,
-            block,
-            Move(TensorKind.OS32, Tier.RAM, Tier.GPU, nbytes),
-            after=after,
-            leases=leases,
-            piece=piece,
-            step=update.step,
+        nbytes = num_parameters * self._system.state.stored_bytes
+        move = Move(TensorKind.OS32, Tier.RAM, Tier.GPU, nbytes)
+        up = write(Lane.RAM_TO_GPU, block, move, after=after, leases=leases)
+        work = Compute(
+            ComputeKind.UPDATE,
+            num_parameters=num_parameters,
+            touched_bytes=num_parameters * _TOUCHED_BYTES_PER_UPDATE,
         )
-        compute = writer.write(
-            Lane.GPU,
-            block,
-            Compute(
-                ComputeKind.UPDATE,
-                num_parameters=num_parameters,
-                touched_bytes=num_parameters * _TOUCHED_BYTES_PER_UPDATE,
-            ),
-            after=[up],
-            piece=piece,
-            step=update.step,
-        )
-        return writer.write(
-            Lane.GPU_TO_RAM,
-            block,
-            Move(TensorKind.OS32, Tier.GPU, Tier.RAM, nbytes),
-            after=[compute],
-            returns=returns,
-            piece=piece,
-            step=update.step,
-        )
+        compute = write(Lane.GPU, block, work, after=[up])
+        move = Move(TensorKind.OS32, Tier.GPU, Tier.RAM, nbytes)
+        return write(Lane.GPU_TO_RAM, block, move, after=[compute], returns=returns)
