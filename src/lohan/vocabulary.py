@@ -38,7 +38,7 @@ class TensorKind(StrEnum):
 
 
 class Lane(StrEnum):
-    """A worker that runs its tasks one at a time, in listed order."""
+    """A worker that runs its tasks one at a time, the most urgent that may run first."""
 
     GPU = "gpu"
     GPU_TO_RAM = "gpu_to_ram"
@@ -47,6 +47,29 @@ class Lane(StrEnum):
     SSD_WRITE = "ssd_write"
     CPU = "cpu"
     PEER = "peer"
+
+
+class PoolName(StrEnum):
+    """What the memory of a pool is for."""
+
+    WEIGHTS = "weights"  # On the GPU: P16 of blocks at work and of the next ones
+    GRADIENTS = "gradients"  # On the GPU: G16 until they leave
+    MOVING = "moving"  # On the GPU: A16 on their way out or in
+    KEPT = "kept"  # On the GPU: A16 that stay there
+    RING = "ring"  # In RAM: P16 between SSD and GPU
+    HELD = "held"  # In RAM: P16 that the backward pass read and the update needs too
+    FRESH = "fresh"  # In RAM: P16 from an update to the next forward pass
+    STATES = "states"  # In RAM: states from their read to their write
+    WAITING = "waiting"  # In RAM: G16 that wait for their update
+    SWAPPED = "swapped"  # In RAM: A16 that stay there
+    SPILLING = "spilling"  # In RAM: A16 between GPU and SSD
+
+
+class Pass(StrEnum):
+    """One way through the blocks."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
 
 
 class Choice(StrEnum):

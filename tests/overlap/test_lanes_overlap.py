@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from lohan.lanes.executor import LaneExecutor
+from lohan.schedule import Task
+from lohan.schedule.ready import Ready
 from lohan.simulate.simulator import replay, settled_schedule
 from lohan.simulate.tracing import trace_of
 from lohan.trace import Trace
 from lohan.trace.rows import merged, rows_of
+from lohan.vocabulary import Lane
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 NUM_STEPS = 2
@@ -63,27 +65,23 @@ def judge(measured: Trace, simulated: Trace) -> None:
 def run_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task starts on any lane while another runs."""
     running: set[int] = set()
-    pick, may_run, take, finish = (
-        getattr(LaneExecutor, name) for name in ("_pick", "_may_run", "_take", "_finish")
-    )
 
-    def take_alone(self: LaneExecutor, task: Any) -> None:
-        running.add(task.id)
-        take(self, task)
+    class OneAtATime(Ready):
+        def next_of(self, lane: Lane) -> Task | None:
+            return None if running else super().next_of(lane)
 
-    def finish_alone(self: LaneExecutor, task: Any, *times: float) -> None:
-        finish(self, task, *times)
-        with self._changed:
+        def may_run(self, task: Task) -> bool:
+            return not running and super().may_run(task)
+
+        def start(self, task: Task) -> None:
+            running.add(task.id)
+            super().start(task)
+
+        def finish(self, task: Task) -> list[Task]:
             running.remove(task.id)
-            self._changed.notify_all()
+            return super().finish(task)
 
-    for name, patched in {
-        "_pick": lambda self, lane: None if running else pick(self, lane),
-        "_may_run": lambda self, task: not running and may_run(self, task),
-        "_take": take_alone,
-        "_finish": finish_alone,
-    }.items():
-        monkeypatch.setattr(LaneExecutor, name, patched)
+    monkeypatch.setattr("lohan.lanes.executor.Ready", OneAtATime)
 
 
 def test_lanes_hide_what_the_simulator_says_they_hide(bench: Any) -> None:

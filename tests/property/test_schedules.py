@@ -19,6 +19,7 @@ from lohan.schedule import (
     check_schedule,
 )
 from lohan.schedule.check import check_serial, topological_order
+from lohan.schedule.task import WHOLE
 from lohan.simulate import replay, settled_schedule, simulate_plan
 from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
@@ -187,13 +188,10 @@ def test_reads_see_the_newest_state_and_writes_wait_for_the_last_use(seed: int) 
                 found.setdefault((task.block, task.step), []).append(task)
         return found
 
-    def piece(task: Task) -> str:
-        return task.part.rpartition(" ")[2] if "/" in task.part else ""
-
     def assert_after(late: list[Task], early: list[Task]) -> None:
         for task in late:
             for before in early:
-                if piece(task) and piece(before) and piece(task) != piece(before):
+                if WHOLE not in (task.piece, before.piece) and task.piece != before.piece:
                     continue  # Pieces of one block touch different bytes.
                 assert known[task.id] >> before.id & 1, f"{task.name} races {before.name}"
 
@@ -337,11 +335,10 @@ def pieces_in_turn(tasks: list[Task]) -> bool:
     """Whether each piece of something comes after the piece before it, whatever takes how long."""
     pieces: dict[object, list[Task]] = {}
     for task in tasks:
-        what, _, label = task.part.rpartition(" ")
         # Those of drives lease each for itself; a sum over ranks leases nothing.
         is_alone = task.lane in (Lane.SSD_READ, Lane.SSD_WRITE)
-        if "/" in label and not is_alone and task.action.kind is not ComputeKind.REDUCE:
-            key = (task.lane, task.block, task.step, task.action.kind, what)
+        if task.piece != WHOLE and not is_alone and task.action.kind is not ComputeKind.REDUCE:
+            key = (task.lane, task.block, task.step, task.action.kind, task.of_pass)
             pieces.setdefault(key, []).append(task)
     return all(
         before.id in after.after
@@ -356,7 +353,7 @@ def test_pieces_that_share_a_lease_keep_their_order() -> None:
     for seed in OURS:
         plan, _ = random_plan(seed, policy="lohan+")
         schedule = build_schedule(replace(plan, num_update_parts=3), num_steps=NUM_STEPS)
-        num_in_pieces += any("/" in task.part for task in schedule.tasks)
+        num_in_pieces += any(task.piece.of > 1 for task in schedule.tasks)
         assert pieces_in_turn(list(schedule.tasks)), seed
     assert num_in_pieces > 20
 

@@ -17,14 +17,14 @@ from lohan.drive import Phase, SegmentGradients
 from lohan.engine.planning.plan_memory import area_slack_bytes
 from lohan.engine.planning.plan_run import PlannedRun
 from lohan.errors import ScheduleError
-from lohan.lanes.activation_moves import SwappedActivations
+from lohan.lanes.activation_moves import AREA_POOLS, SwappedActivations
 from lohan.lanes.executor import LaneExecutor
 from lohan.lanes.gradient_moves import GradientMoves
 from lohan.lanes.step_record import StepRecord
 from lohan.lanes.updates import Updates
-from lohan.lanes.weight_moves import WeightMoves
+from lohan.lanes.weight_moves import Fetch, WeightMoves
 from lohan.schedule.task import Compute, Move, Task
-from lohan.vocabulary import BlockId, ComputeKind, Lane, TensorKind, Tier
+from lohan.vocabulary import BlockId, ComputeKind, Lane, Pass, PoolName, TensorKind, Tier
 
 THREADED_LANES = (Lane.SSD_READ, Lane.SSD_WRITE, Lane.RAM_TO_GPU, Lane.GPU_TO_RAM, Lane.CPU)
 
@@ -134,11 +134,9 @@ class StepDriver:
         task = self._enter_next()
         if phase is Phase.FORWARD:
             self._open_areas(task)
-        pass_name = "backward" if phase is Phase.BACKWARD else "forward"
-        if phase is not Phase.BACKWARD or self._weights.is_in_flight(
-            segment, "backward", task.step
-        ):
-            self._weights.bind(segment, pass_name, task.step)
+        fetch = _fetch(task, phase)
+        if phase is not Phase.BACKWARD or self._weights.is_in_flight(fetch):
+            self._weights.bind(fetch)
 
     def after(self, segment: BlockId, phase: Phase, gradients: SegmentGradients | None) -> None:
         """A segment has run: its weights may go, its gradients leave."""
@@ -147,9 +145,7 @@ class StepDriver:
         assert task is not None
         assert visit is not None
         self._charge(task)
-        self._weights.release(
-            segment, "backward" if phase is Phase.BACKWARD else "forward", task.step
-        )
+        self._weights.release(_fetch(task, phase))
         if phase is not Phase.FORWARD:
             self._activations.close_areas(segment)
             if gradients is not None:
@@ -172,7 +168,7 @@ class StepDriver:
         self.recomputed(segment)
         task = self._current
         assert task is not None
-        lease = next(one for one in task.leases if one.pool == "gradients")
+        lease = next(one for one in task.leases if one.pool is PoolName.GRADIENTS)
         return self._gradients.buffer(segment, task.step, lease, num_bytes)
 
     def _enter_next(self) -> Task:
@@ -209,14 +205,14 @@ class StepDriver:
             self._passed[task.block] = task
         with self.lanes.drive(task):
             if _kind(task) is ComputeKind.BACKWARD:
-                self._weights.release(task.block, "backward", task.step)
+                self._weights.release(_fetch(task, Phase.BACKWARD))
                 self._activations.close_areas(task.block)
 
     def _open_areas(self, task: Task) -> None:
         plan = self._planned.plan
         slack = area_slack_bytes(plan.blocks[task.block], plan.num_micro_batches)
         for lease in task.leases:
-            if lease.pool in ("swapped", "spilling"):
+            if lease.pool in AREA_POOLS:
                 self._activations.open_area(task.block, lease, slack)
 
     def _charge(self, task: Task) -> None:
@@ -231,6 +227,12 @@ class StepDriver:
 def _compute(task: Task) -> Compute:
     assert isinstance(task.action, Compute)
     return task.action
+
+
+def _fetch(task: Task, phase: Phase) -> Fetch:
+    """The weights a visit computes with: the turn's are those of its forward pass."""
+    of_pass = Pass.BACKWARD if phase is Phase.BACKWARD else Pass.FORWARD
+    return Fetch(task.block, of_pass, task.step)
 
 
 def _kind(task: Task) -> ComputeKind:

@@ -42,11 +42,11 @@ from lohan.ssd import (
     check_directories,
 )
 from lohan.store import (
-    ActivationStore,
     ComputeFormat,
     MasterFormat,
     StateLayout,
     StateStore,
+    SwapFile,
     open_states,
     parts_of_kinds,
 )
@@ -210,12 +210,12 @@ class RunSetup:
             if try_to_pin(self.device, address, nbytes, self.tell_unpinned):
                 self._pinned.append(address)
 
-    def make_swap_file(self, plan: Plan) -> ActivationStore | None:
+    def make_swap_file(self, plan: Plan) -> SwapFile | None:
         """Room on SSD for swapped activations and gradients that spill; None if none do."""
         nbytes = swap_room_bytes(plan, self.store.layout)
         if not nbytes:
             return None
-        return ActivationStore(
+        return SwapFile(
             self.run,
             engine=self.io,
             capacity_bytes=nbytes,

@@ -23,7 +23,7 @@ from lohan.lanes.weight_moves import WeightMoves
 from lohan.schedule import RollingSchedule
 from lohan.schedule.task import Task
 from lohan.simulate import replay, settled_schedule, trace_of
-from lohan.store import ActivationStore, StateStore, StoreCounters
+from lohan.store import StateStore, StoreCounters, SwapFile
 from lohan.trace import Recorder, Trace
 from lohan.vocabulary import Tier
 
@@ -43,7 +43,7 @@ class RunningPlan:
     gradients: GradientMoves
     activations: SwappedActivations
     updates: Updates
-    swap_file: ActivationStore | None
+    swap_file: SwapFile | None
     states: StateStore
     has_updates_due: bool = False
     """Whether updates of the last step were put off to the next."""

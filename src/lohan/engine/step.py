@@ -32,6 +32,7 @@ from lohan.lanes.step_record import StepRecord, groups_by_name, looks_at_gradien
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.simulate.bottleneck import bottleneck_words
 from lohan.simulate.learned import work_seconds
+from lohan.vocabulary import PoolName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def _run(
     tasks, number = running.rolling.step(), running.rolling.num_passes - 1
     running.has_updates_due = True
     running.activations.begin(
-        running.planned.plan, number, running.rolling.pools["moving"].capacity_bytes
+        running.planned.plan, number, running.rolling.pools[PoolName.MOVING].capacity_bytes
     )
     # Lanes get all tasks at once and begin: reading the first weights needs nobody's word.
     running.lanes.submit(tasks)

@@ -21,12 +21,15 @@ from lohan.lanes.weight_moves import RamSpan, over
 from lohan.plan.plan import Plan
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer
-from lohan.store import ActivationKey as FileKey
-from lohan.store import ActivationStore as SwapFile
-from lohan.vocabulary import BlockId, Choice, Lane
+from lohan.store import SwapFile, SwapKey
+from lohan.vocabulary import BlockId, Choice, Lane, PoolName
 
 ALIGNMENT_BYTES = 64
 """Start of each output in its area."""
+
+_POOL_OF = {Choice.SWAP_TO_RAM: PoolName.SWAPPED, Choice.SWAP_TO_SSD: PoolName.SPILLING}
+AREA_POOLS = tuple(_POOL_OF.values())
+"""Pools of RAM that outputs leave to."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,8 +81,8 @@ class SwappedActivations:
         self._limit_bytes = 0
         self._kept: dict[ActivationKey, torch.Tensor] = {}
         self._places: dict[ActivationKey, _Place] = {}
-        self._areas: dict[tuple[BlockId, str], _Area] = {}
-        self._back: dict[tuple[BlockId, str, int], _Back] = {}
+        self._areas: dict[tuple[BlockId, PoolName], _Area] = {}
+        self._back: dict[tuple[BlockId, PoolName, int], _Back] = {}
         self._moving: deque[tuple[Event, int]] = deque()
         self._shared: set[tuple[BlockId, int, int]] = set()
         """Entries that other blocks asked for: from now on they are kept."""
@@ -100,7 +103,7 @@ class SwappedActivations:
 
     def open_area(self, block: BlockId, lease: Lease, slack_bytes: int) -> None:
         """Take the RAM of a block's outputs for one tier, before it runs. Runs on: main."""
-        if self._device.shares_ram and lease.pool == "swapped":
+        if self._device.shares_ram and lease.pool is PoolName.SWAPPED:
             return  # They are in RAM as they are made.
         num_bytes = lease.nbytes + slack_bytes
         self._areas[block, lease.pool] = _Area(
@@ -119,11 +122,8 @@ class SwappedActivations:
         if key.ordinal == SIDE_ORDINAL or (key.block, key.ordinal, key.output) in self._shared:
             return None
         choice = self._choices.get(key.block, {}).get(key.ordinal, Choice.KEEP)
-        if choice is Choice.SWAP_TO_RAM:
-            return self._areas.get((key.block, "swapped"))
-        if choice is Choice.SWAP_TO_SSD:
-            return self._areas.get((key.block, "spilling"))
-        return None
+        pool = _POOL_OF.get(choice)
+        return None if pool is None else self._areas.get((key.block, pool))
 
     def _start_copy(self, key: ActivationKey, tensor: torch.Tensor, area: _Area) -> bool:
         nbytes = tensor.numel() * tensor.element_size()
@@ -200,21 +200,21 @@ class SwappedActivations:
 
     def close_areas(self, block: BlockId) -> None:
         """A block has gone backward: its areas are used up. Runs on: main."""
-        for pool in ("swapped", "spilling"):
+        for pool in AREA_POOLS:
             self._areas.pop((block, pool), None)
 
     # Lanes -------------------------------------------------------------------------------------
 
     def copied_out(self, task: Task) -> None:
         """GPU -> RAM: wait for what `put` started. Runs on: the copy lane."""
-        for pool in ("swapped", "spilling"):
+        for pool in AREA_POOLS:
             area = self._areas.get((task.block, pool))
             for event in area.events if area is not None else ():
                 self._device.wait(event)
 
     def write(self, task: Task) -> None:
         """RAM -> SSD. Runs on: the write lane."""
-        area = self._areas.get((task.block, "spilling"))
+        area = self._areas.get((task.block, PoolName.SPILLING))
         if area is None:
             return
         assert area.buffer is not None
@@ -227,7 +227,7 @@ class SwappedActivations:
 
     def read(self, task: Task) -> None:
         """SSD -> RAM. Runs on: the read lane."""
-        area = self._areas.get((task.block, "spilling"))
+        area = self._areas.get((task.block, PoolName.SPILLING))
         if area is None:
             return
         area.lease = task.leases[0]
@@ -240,7 +240,7 @@ class SwappedActivations:
 
     def copy_back(self, task: Task, *, is_alone: bool) -> None:
         """RAM -> GPU: the first micro-batch; the others when it is done. Runs on: the copy lane."""
-        for pool in ("swapped", "spilling"):
+        for pool in AREA_POOLS:
             area = self._areas.get((task.block, pool))
             if area is None:
                 continue
@@ -270,8 +270,8 @@ class SwappedActivations:
         self._back[block, area.lease.pool, micro_batch] = back
         return back
 
-    def _file_key(self, block: BlockId) -> FileKey:
-        return FileKey(step=self._step, micro_batch=0, block=block, operator=0)
+    def _file_key(self, block: BlockId) -> SwapKey:
+        return SwapKey(step=self._step, micro_batch=0, block=block, operator=0)
 
     def end(self) -> None:
         """The step is over.

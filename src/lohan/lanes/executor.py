@@ -1,10 +1,8 @@
 """Lanes that run tasks for real: a thread each, the most urgent task that may run first.
 
-Owns threads, the books of the pools, the first failure and its story. What a task does is the
-caller's action. The rule of choice is that of `simulate.clock`: a task may run when everything it
-comes after is done and every pool it leases from is at its turn and has room; pools grant in the
-order of submission, which is why nothing can hang (see `schedule.task`). The `gpu` lane has no
-thread: the main thread drives it, because the model's own forward runs there (`drive`).
+Owns threads, the first failure and its story. What a task does is the caller's action; which task
+may run is the rule of `schedule.ready`, as for the simulator. The `gpu` lane has no thread: the
+main thread drives it, because the model's own forward runs there (`drive`).
 
 Note "Lane threads".
 Runs on: actions on the thread of their lane; `submit`, `drive`, `wait`, `close` on the caller's.
@@ -14,7 +12,6 @@ The first exception of any action stops all lanes after the task each is at; it 
 waiting call raises, with the task's story attached. A stopped executor runs nothing any more.
 """
 
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,9 +20,10 @@ from types import TracebackType
 from typing import Self
 
 from lohan.errors import ScheduleError
+from lohan.schedule.ready import Ready
 from lohan.schedule.task import Lease, Move, Pool, Task
 from lohan.trace import Recorder
-from lohan.vocabulary import Lane, TaskId
+from lohan.vocabulary import Lane, PoolName, TaskId
 
 Action = Callable[[Task], None]
 
@@ -39,7 +37,7 @@ class LaneExecutor:
         self,
         actions: Mapping[Lane, Action],
         *,
-        pools: Mapping[str, Pool] | None = None,
+        pools: Mapping[PoolName, Pool] | None = None,
         give_back: Callable[[Lease], None] | None = None,
         driven: Lane = Lane.GPU,
         recorder: Recorder | None = None,
@@ -55,19 +53,12 @@ class LaneExecutor:
         self._recorder = recorder if recorder is not None else Recorder(is_on=False)
         self._give_back, self._on_finish = give_back, on_finish
         self._changed = threading.Condition()
-        self._undone: dict[TaskId, Task] = {}
+        self._pools = pools or {}
+        self._ready = Ready(self._pools)
         self._next_id = 0
-        self._num_waiting: dict[TaskId, int] = {}
-        self._followers: dict[TaskId, list[TaskId]] = {}
         self._last_before: dict[TaskId, str] = {}
-        # Ready tasks that lease nothing, per lane; those that lease are found by their pools.
-        self._ready: dict[Lane, list[tuple[tuple[int, ...], TaskId]]] = {
-            lane: [] for lane in (*actions, driven)
-        }
-        self._driven_order: deque[TaskId] = deque()
+        self._driven_order: deque[Task] = deque()
         self._driven_since = self._recorder.now()
-        self._free = {name: pool.capacity_bytes for name, pool in (pools or {}).items()}
-        self._lessees: dict[str, deque[TaskId]] = {name: deque() for name in self._free}
         self._failure: BaseException | None = None
         self._is_closing = False
         self._threads = [
@@ -101,18 +92,8 @@ class LaneExecutor:
         with self._changed:
             self._raise_failure()
             self._check(batch)
-            for task in batch:
-                self._undone[task.id] = task
-                before = [one for one in task.after if one in self._undone]
-                self._num_waiting[task.id] = len(before)
-                for one in before:
-                    self._followers.setdefault(one, []).append(task.id)
-                for pool in dict.fromkeys(lease.pool for lease in task.leases):
-                    self._lessees[pool].append(task.id)
-                if task.lane is self._driven:
-                    self._driven_order.append(task.id)
-                elif not before and not task.leases:
-                    heapq.heappush(self._ready[task.lane], (task.priority, task.id))
+            self._ready.add(batch)
+            self._driven_order.extend(task for task in batch if task.lane is self._driven)
             self._next_id = batch[-1].id + 1 if batch else self._next_id
             self._driven_since = self._recorder.now()
             self._changed.notify_all()
@@ -123,14 +104,14 @@ class LaneExecutor:
             if task.id <= last:
                 raise self._refused("its id was used before", task)
             last = task.id
-            if task.lane not in self._ready:
+            if task.lane not in self._actions and task.lane is not self._driven:
                 raise self._refused(f"lane {task.lane} has no action", task)
             missing = sorted(
                 before for before in task.after if before >= self._next_id and before not in known
             )
             if missing or any(before >= task.id for before in task.after):
                 raise self._refused(f"it comes after {missing or task.after}, never run", task)
-            unknown = {lease.pool for lease in task.leases} - self._free.keys()
+            unknown = {lease.pool for lease in task.leases} - self._pools.keys()
             if unknown:
                 raise self._refused(f"it leases from unknown pools {sorted(unknown)}", task)
 
@@ -144,14 +125,14 @@ class LaneExecutor:
         """
         entered = self._recorder.now()
         with self._changed:
-            if not self._driven_order or self._driven_order[0] != task.id:
-                order = self._driven_order
-                expected = self._undone[order[0]].name if order else "nothing"
+            order = self._driven_order
+            if not order or order[0].id != task.id:
+                expected = order[0].name if order else "nothing"
                 raise self._refused(f"{expected} is next on {self._driven}", task)
-            self._changed.wait_for(lambda: self._may_run(task) or self._is_over())
+            self._changed.wait_for(lambda: self._ready.may_run(task) or self._is_over())
             self._raise_failure()
-            self._driven_order.popleft()
-            self._take(task)
+            order.popleft()
+            self._start(task)
         started = self._recorder.now()
         try:
             yield
@@ -168,22 +149,22 @@ class LaneExecutor:
             BaseException: the first failure of any lane.
         """
         with self._changed:
-            self._changed.wait_for(lambda: task not in self._undone or self._is_over())
-            if task in self._undone:
+            self._changed.wait_for(lambda: task not in self._ready or self._is_over())
+            if task in self._ready:
                 self._raise_failure()
 
     def wait_all(self) -> None:
         """Wait until every submitted task is done. Raises the first failure of any lane."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._undone or self._is_over())
-            if self._undone:
+            self._changed.wait_for(lambda: not self._ready or self._is_over())
+            if self._ready:
                 self._raise_failure()
 
     @property
     def is_idle(self) -> bool:
         """Whether every submitted task is done."""
         with self._changed:
-            return not self._undone
+            return not self._ready
 
     def stop(self, error: BaseException) -> None:
         """Stop all lanes because of an error that happened outside any task."""
@@ -213,13 +194,13 @@ class LaneExecutor:
         action = self._actions[lane]
         while True:
             with self._changed:
-                task = self._pick(lane)
+                task = self._ready.next_of(lane)
                 while task is None and not self._is_over():
                     self._changed.wait()
-                    task = self._pick(lane)
+                    task = self._ready.next_of(lane)
                 if task is None or self._is_over():
                     return
-                self._take(task)
+                self._start(task)
             started = self._recorder.now()
             try:
                 action(task)
@@ -232,42 +213,12 @@ class LaneExecutor:
     def _is_over(self) -> bool:
         return self._is_closing or self._failure is not None
 
-    def _may_run(self, task: Task) -> bool:
-        return not self._num_waiting[task.id] and self._is_granted(task)
-
-    def _is_granted(self, task: Task) -> bool:
-        wanted: dict[str, int] = {}
-        for lease in task.leases:
-            wanted[lease.pool] = wanted.get(lease.pool, 0) + lease.nbytes
-        return all(
-            self._lessees[pool][0] == task.id and self._free[pool] >= nbytes
-            for pool, nbytes in wanted.items()
-        )
-
-    def _pick(self, lane: Lane) -> Task | None:
-        """With the lock held: the most urgent task of a lane that may run."""
-        ready = self._ready[lane]
-        best = self._undone[ready[0][1]] if ready else None
-        for lessees in self._lessees.values():
-            if not lessees:
-                continue
-            task = self._undone[lessees[0]]
-            is_better = best is None or (task.priority, task.id) < (best.priority, best.id)
-            if task.lane is lane and is_better and self._may_run(task):
-                best = task
-        return best
-
-    def _take(self, task: Task) -> None:
+    def _start(self, task: Task) -> None:
         """With the lock held: a task starts."""
-        for pool in dict.fromkeys(lease.pool for lease in task.leases):
-            self._lessees[pool].popleft()
-        for lease in task.leases:
-            self._free[lease.pool] -= lease.nbytes
+        self._ready.start(task)
         if task.leases:
             # Its turn in the pools is over: the next in line may be another lane's.
             self._changed.notify_all()
-        elif task.lane is not self._driven:
-            heapq.heappop(self._ready[task.lane])
 
     def _finish(self, task: Task, started: float, before_seconds: float = 0.0) -> None:
         ended = self._recorder.now()
@@ -290,16 +241,8 @@ class LaneExecutor:
             for lease in task.returns:
                 self._give_back(lease)
         with self._changed:
-            for lease in task.returns:
-                self._free[lease.pool] += lease.nbytes
-            del self._undone[task.id], self._num_waiting[task.id]
-            for follower in self._followers.pop(task.id, ()):
-                self._num_waiting[follower] -= 1
-                if not self._num_waiting[follower]:
-                    one = self._undone[follower]
-                    self._last_before[follower] = f"task {task.id}"
-                    if not one.leases and one.lane is not self._driven:
-                        heapq.heappush(self._ready[one.lane], (one.priority, one.id))
+            for follower in self._ready.finish(task):
+                self._last_before[follower.id] = f"task {task.id}"
             self._changed.notify_all()
 
     # Failure -----------------------------------------------------------------------------------
@@ -308,8 +251,7 @@ class LaneExecutor:
         with self._changed:
             if self._failure is None:
                 error.add_note(self._story(task))
-                self._failure = error
-            self._changed.notify_all()
+            self.stop(error)
 
     def _story(self, task: Task) -> str:
         lines = [f"in {task.name} of pass {task.step} (counted from 0) on lane {task.lane}"]
@@ -335,6 +277,6 @@ class LaneExecutor:
     def _refused(what: str, task: Task) -> ScheduleError:
         return ScheduleError(
             f"{task.name} (task {task.id} of step {task.step}) cannot be run now: {what}",
-            why="lanes run exactly the settled order",
+            why="a lane runs known tasks, each once, and the main thread its own in their order",
             remedy="report this schedule; it is a mistake of lohan",
         )

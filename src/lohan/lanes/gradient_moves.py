@@ -19,11 +19,11 @@ from lohan.drive import SegmentGradients
 from lohan.lanes.memory import LeaseBook, whole_pages
 from lohan.lanes.step_record import NonFinitePolicy, StepRecord, nonfinite_error
 from lohan.lanes.weight_map import position_cuts
-from lohan.lanes.weight_moves import RamSpan, over, part_of, wait_for
+from lohan.lanes.weight_moves import RamSpan, over, wait_for
 from lohan.optimizer import LEAF_ELEMENTS, num_leaves, sum_of_squares
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import ActivationKey, ActivationStore, StateLayout, StoreTicket
+from lohan.store import StateLayout, StoreTicket, SwapFile, SwapKey
 from lohan.vocabulary import BlockId, Lane
 
 _SPILLED = -1
@@ -51,7 +51,7 @@ class GradientMoves:
         layout: StateLayout,
         book: LeaseBook,
         device: Device,
-        spill: ActivationStore | None,
+        spill: SwapFile | None,
         names: Mapping[BlockId, str],
         num_pieces: Mapping[BlockId, int],
         num_threads: int,
@@ -92,7 +92,7 @@ class GradientMoves:
         if not gradient.is_complete:
             return  # The block had no backward pass, or trains nothing.
         count_positions = self._layout.block(task.block).num_trainable
-        number, count = part_of(task)
+        number, count = task.piece
         if gradient.on_device is not None and gradient.in_ram is None:
             waiting = task.leases[0]
             gradient.in_ram = self._book.ram_buffer(waiting, 2 * count_positions)
@@ -172,7 +172,7 @@ class GradientMoves:
         assert self._spill is not None
         wait_for(self._spill, tickets)
         for ticket in tickets:
-            assert isinstance(ticket.key, ActivationKey)
+            assert isinstance(ticket.key, SwapKey)
             self._spill.drop(ticket.key)
 
     def values(self, block: BlockId, step: int, begin: int, end: int) -> torch.Tensor | None:
@@ -202,5 +202,5 @@ class GradientMoves:
         return over(buffer, 2 * (end - begin), 2 * begin).view(self._dtype)
 
 
-def _key(block: BlockId, step: int, number: int) -> ActivationKey:
-    return ActivationKey(step=step, micro_batch=_SPILLED, block=block, operator=number)
+def _key(block: BlockId, step: int, number: int) -> SwapKey:
+    return SwapKey(step=step, micro_batch=_SPILLED, block=block, operator=number)

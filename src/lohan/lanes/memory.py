@@ -7,7 +7,6 @@ mistake and an error. Called by the actions of lanes, on their threads.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lohan.device.device import Device
 from lohan.device.memory import DeviceMemory
@@ -15,6 +14,7 @@ from lohan.errors import HardwareError, ScheduleError
 from lohan.schedule.task import Lease
 from lohan.ssd import ALIGNMENT_BYTES, Buffer, BufferPool
 from lohan.units import format_bytes
+from lohan.vocabulary import PoolName
 
 
 def whole_pages(nbytes: int) -> int:
@@ -145,18 +145,13 @@ class RamMemory:
         self._pool.take_back(buffer)
 
 
-@dataclass(slots=True)
-class _Held:
-    memory: Buffer | DeviceMemory
-
-
 class LeaseBook:
     """Which memory each lease holds. Runs on: any thread; a lease has one owner at a time."""
 
     def __init__(self, host: RamMemory, device: Device) -> None:
         self.host, self.device = host, device
         self._lock = threading.Lock()
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._held: dict[tuple[PoolName, str], Buffer | DeviceMemory] = {}
 
     def ram_buffer(self, lease: Lease, nbytes: int) -> Buffer:
         """Take main memory for a lease."""
@@ -193,17 +188,17 @@ class LeaseBook:
     def _enter(self, lease: Lease, memory: Buffer | DeviceMemory) -> None:
         with self._lock:
             is_taken = (lease.pool, lease.key) in self._held
-            self._held.setdefault((lease.pool, lease.key), _Held(memory))
+            self._held.setdefault((lease.pool, lease.key), memory)
         if is_taken:
-            self._free(_Held(memory))
+            self._free(memory)
             raise ScheduleError(
                 f"the lease {lease.key} of pool {lease.pool} has memory already",
                 why="it would be lost",
                 remedy="report this; it is a mistake of lohan",
             )
 
-    def _free(self, held: _Held) -> None:
-        if isinstance(held.memory, DeviceMemory):
-            self.device.free(held.memory)
+    def _free(self, memory: Buffer | DeviceMemory) -> None:
+        if isinstance(memory, DeviceMemory):
+            self.device.free(memory)
         else:
-            self.host.free(held.memory)
+            self.host.free(memory)

@@ -18,15 +18,12 @@ from lohan.lanes.gradient_moves import GradientMoves
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.step_record import KernelCall, StepRecord
 from lohan.lanes.weight_map import position_cuts
-from lohan.lanes.weight_moves import WeightMoves, over, part_of, wait_for
+from lohan.lanes.weight_moves import WeightMoves, over, wait_for
 from lohan.optimizer import PlainState, SplitState, convert, update_plain, update_split
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import ByteRange, Part, StateStore, StoreTicket
-from lohan.vocabulary import BlockId
-
-Piece = tuple[BlockId, int, int]
-"""Block, step, and number of the piece."""
+from lohan.store import Part, StateStore, StoreTicket
+from lohan.vocabulary import BlockId, PoolName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +52,8 @@ class Updates:
         self._store, self._book = store, book
         self._weights, self._gradients = weights, gradients
         self._num_pieces, self._num_threads, self._dtype = num_pieces, num_threads, dtype
-        self._in_flight: dict[Piece, _InFlight] = {}
+        self._in_flight: dict[tuple[BlockId, int, int], _InFlight] = {}
+        """By block, step and number of the piece."""
         self._fresh: dict[tuple[BlockId, int], Buffer] = {}
         self._num_left: dict[tuple[BlockId, int], int] = {}
         self._num_begun: dict[tuple[BlockId, int], int] = {}
@@ -65,7 +63,7 @@ class Updates:
 
     def read(self, task: Task) -> None:
         """States of a piece. Runs on: the read lane."""
-        block, step, number = piece_of(task)
+        block, step, number = task.block, task.step, task.piece.number
         begin, end = self._range(block, number)
         if begin == end:
             return
@@ -102,15 +100,11 @@ class Updates:
     def _open(self, lease: Lease, block: BlockId, step: int, number: int) -> _InFlight:
         """Lay the parts of a piece out in one buffer."""
         begin, end = self._range(block, number)
-        ranges: dict[Part, ByteRange] = {
-            part: where
-            for part, where in self._store.layout.block(block).chunk(begin, end).items()
-            if not self._store.is_resident(block, part)
-        }
         offsets, total = {}, 0
-        for part, where in ranges.items():
-            offsets[part] = total
-            total += where.nbytes
+        for part, where in self._store.layout.block(block).chunk(begin, end).items():
+            if not self._store.is_resident(block, part):
+                offsets[part] = total
+                total += where.nbytes
         spilled = self._gradients.spilled_bytes(block, step, number)
         flight = _InFlight(
             buffer=self._book.ram_buffer(lease, total + spilled),
@@ -128,7 +122,7 @@ class Updates:
 
     def compute(self, task: Task, record: StepRecord) -> None:
         """Update a piece. Runs on: the cpu lane."""
-        block, step, number = piece_of(task)
+        block, step, number = task.block, task.step, task.piece.number
         begin, end = self._range(block, number)
         count = self._num_pieces[block]
         self._refuse_disorder(task, number, count)
@@ -138,14 +132,14 @@ class Updates:
             self._store.begin_update(block)
             if not record.is_skipped:
                 record.updated.add(block)
-        fresh_lease = next((one for one in task.leases if one.pool == "fresh"), None)
+        fresh_lease = next((one for one in task.leases if one.pool is PoolName.FRESH), None)
         if fresh_lease is not None:
             nbytes = self._store.layout.block(block).part_bytes(Part.P16)
             fresh = self._book.ram_buffer(fresh_lease, nbytes)
             self._fresh[block, step] = fresh
             self._weights.put_fresh(block, fresh_lease, fresh)
         if begin < end:
-            slot = next((one for one in task.leases if one.pool == "states"), None)
+            slot = next((one for one in task.leases if one.pool is PoolName.STATES), None)
             if slot is not None:
                 self._open(slot, block, step, number)
             self._update(block, step, number, record)
@@ -194,14 +188,13 @@ class Updates:
             ctypes.memmove(
                 fresh.address + 2 * begin, arrays[Part.P16].data_ptr(), 2 * (end - begin)
             )
-        if begin < end:
-            for part in parts:
-                resident = self._store.resident_buffer(block, part)
-                if resident is not None:
-                    where = self._store.layout.block(block).byte_range(part, begin, end)
-                    self._store.start_write(
-                        block, part, begin, end, resident, offset_bytes=where.offset_bytes
-                    )
+        for part in parts:
+            resident = self._store.resident_buffer(block, part)
+            if resident is not None:
+                where = self._store.layout.block(block).byte_range(part, begin, end)
+                self._store.start_write(
+                    block, part, begin, end, resident, offset_bytes=where.offset_bytes
+                )
 
     def _step(
         self,
@@ -268,7 +261,7 @@ class Updates:
 
     def write(self, task: Task) -> None:
         """States of a piece go out. Runs on: the write lane."""
-        block, step, number = piece_of(task)
+        block, step, number = task.block, task.step, task.piece.number
         begin, end = self._range(block, number)
         flight = self._in_flight.pop((block, step, number), None)
         tickets: list[StoreTicket] = []
@@ -308,8 +301,3 @@ class Updates:
     def _range(self, block: BlockId, number: int) -> tuple[int, int]:
         cuts = position_cuts(self._store.layout.block(block).num_trainable, self._num_pieces[block])
         return cuts[number], cuts[number + 1]
-
-
-def piece_of(task: Task) -> Piece:
-    """Which piece an update task belongs to."""
-    return task.block, task.step, part_of(task)[0]

@@ -8,6 +8,7 @@ the schedule's; weights that wait in RAM straight from their update are put here
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -19,11 +20,16 @@ from lohan.lanes.memory import LeaseBook
 from lohan.lanes.weight_map import SegmentWeights, WeightPiece, position_cuts
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import ActivationStore, Part, StateStore, StoreTicket
-from lohan.vocabulary import BlockId, Lane
+from lohan.store import Part, StateStore, StoreTicket, SwapFile
+from lohan.vocabulary import BlockId, Lane, Pass, PoolName
 
-Fetch = tuple[BlockId, str, int]
-"""Block, pass ("forward" or "backward") and step."""
+
+class Fetch(NamedTuple):
+    """Why P16 of a block is brought."""
+
+    block: BlockId
+    of_pass: Pass
+    step: int
 
 
 @dataclass(slots=True)
@@ -50,7 +56,8 @@ class _InFlight:
 
 def fetch_of(task: Task) -> Fetch:
     """Which fetch a P16 task belongs to."""
-    return task.block, task.part.split(" ")[0], task.step
+    assert task.of_pass is not None
+    return Fetch(task.block, task.of_pass, task.step)
 
 
 class WeightMoves:
@@ -75,9 +82,13 @@ class WeightMoves:
 
     def read(self, task: Task) -> None:
         """SSD -> RAM. Runs on: the read lane."""
-        pieces = [piece for piece in self._weights[task.block].pieces if self._is_on_ssd(piece)]
-        if task.block in self._fresh and task.part.startswith("forward"):
-            pieces = [one for one in pieces if not self._comes_fresh(task.block, one)]
+        comes_fresh = task.of_pass is Pass.FORWARD and task.block in self._fresh
+        pieces = [
+            piece
+            for piece in self._weights[task.block].pieces
+            if self._store.resident_buffer(piece.owner, piece.part) is None
+            and not (comes_fresh and piece.owner == task.block and piece.part is Part.P16)
+        ]
         lease = task.leases[0]
         total_bytes = sum(piece.nbytes for piece in pieces)
         buffer = self._book.ram_buffer(lease, total_bytes)
@@ -101,7 +112,7 @@ class WeightMoves:
         finally:
             wait_for(self._store, tickets)
         self._in_flight[fetch_of(task)] = _InFlight(read=buffer, offsets=offsets)
-        if lease.pool == "held":
+        if lease.pool is PoolName.HELD:
             own = self._weights[task.block].piece(Part.P16, task.block)
             if own is not None:
                 self._held[task.block, task.step] = (buffer, offsets[own])
@@ -118,39 +129,19 @@ class WeightMoves:
         if lease is not None:
             flight.on_device = self._book.device_memory(lease, weights.num_bytes)
         assert flight.on_device is not None
-        number, count = part_of(task)
+        number, count = task.piece
         events = []
         for piece in weights.pieces:
-            for source, offset_bytes, nbytes in self._sources(flight, piece, number, count):
-                target = flight.on_device.bytes()
-                begin = piece.offset_bytes + offset_bytes
-                events.append(
-                    self._device.copy_async(
-                        target[begin : begin + nbytes], source, lane=Lane.RAM_TO_GPU
-                    )
-                )
+            begin, end = _cut(piece, number, count)
+            if begin < end:
+                memory, at = self._ram_of(flight, piece)
+                source = RamSpan(memory.address + at + begin, end - begin, memory)
+                target = flight.on_device.bytes()[piece.offset_bytes :][begin:end]
+                events.append(self._device.copy_async(target, source, lane=Lane.RAM_TO_GPU))
         for event in events:
             self._device.wait(event)
         if number == count - 1:
             self._taken(task)
-
-    def _sources(
-        self, flight: _InFlight, piece: WeightPiece, number: int, count: int
-    ) -> list[tuple[RamSpan, int, int]]:
-        """Main memory that holds a piece, or the given cut of it; offset within it, bytes."""
-        if piece.part is Part.FROZEN16 or count == 1:
-            if number:
-                return []
-            begin_bytes, end_bytes = 0, piece.nbytes
-        else:
-            cuts = position_cuts(piece.end - piece.begin, count)
-            begin_bytes = 2 * cuts[number]
-            end_bytes = 2 * cuts[number + 1] if number < count - 1 else piece.nbytes
-        if begin_bytes == end_bytes:
-            return []
-        memory, at = self._ram_of(flight, piece)
-        span = RamSpan(memory.address + at + begin_bytes, end_bytes - begin_bytes, memory)
-        return [(span, begin_bytes, end_bytes - begin_bytes)]
 
     def _ram_of(self, flight: _InFlight, piece: WeightPiece) -> tuple[Buffer, int]:
         if piece in flight.offsets:
@@ -177,7 +168,7 @@ class WeightMoves:
             flight.in_place = over(flight.read, weights.num_bytes)
             # A held buffer stays leased until its update, which comes after this pass.
             for source in task.returns:
-                if source.pool == "ring":
+                if source.pool is PoolName.RING:
                     self._book.move(source, lease)
         elif is_one and self._store.resident_buffer(first.owner, first.part) is not None:
             memory, at = self._ram_of(flight, first)
@@ -197,21 +188,21 @@ class WeightMoves:
         self._taken(task)
 
     def _taken(self, task: Task) -> None:
-        if task.part.startswith("forward"):
+        if task.of_pass is Pass.FORWARD:
             self._fresh.pop(task.block, None)
 
     # Binding -----------------------------------------------------------------------------------
 
-    def is_in_flight(self, block: BlockId, pass_name: str, step: int) -> bool:
+    def is_in_flight(self, fetch: Fetch) -> bool:
         """Whether a segment's weights have come (those of a lookup do not, for its backward)."""
-        return (block, pass_name, step) in self._in_flight
+        return fetch in self._in_flight
 
-    def bind(self, block: BlockId, pass_name: str, step: int) -> None:
+    def bind(self, fetch: Fetch) -> None:
         """Put a segment's weights in place. Runs on: the main thread."""
-        weights = self._weights[block]
+        weights = self._weights[fetch.block]
         if not weights.pieces:
             return
-        flight = self._in_flight[block, pass_name, step]
+        flight = self._in_flight[fetch]
         if flight.on_device is not None:
             flat = flight.on_device.bytes()
         else:
@@ -220,12 +211,12 @@ class WeightMoves:
         for owner, layout in weights.layouts.items():
             self._sets[owner].bind(flat, layout)
 
-    def release(self, block: BlockId, pass_name: str, step: int) -> None:
+    def release(self, fetch: Fetch) -> None:
         """Take a segment's weights out; their lease ends with the task. Runs on: the main
         thread."""
-        for owner in self._weights[block].layouts:
+        for owner in self._weights[fetch.block].layouts:
             self._sets[owner].release()
-        self._in_flight.pop((block, pass_name, step), None)
+        self._in_flight.pop(fetch, None)
 
     # What updates use --------------------------------------------------------------------------
 
@@ -249,11 +240,13 @@ class WeightMoves:
         self._fresh.clear()
         self._held.clear()
 
-    def _is_on_ssd(self, piece: WeightPiece) -> bool:
-        return self._store.resident_buffer(piece.owner, piece.part) is None
 
-    def _comes_fresh(self, block: BlockId, piece: WeightPiece) -> bool:
-        return piece.owner == block and piece.part is Part.P16
+def _cut(piece: WeightPiece, number: int, count: int) -> tuple[int, int]:
+    """Bytes of one of `count` cuts; what is frozen, and never updated, goes with the first."""
+    if piece.part is Part.FROZEN16 or count == 1:
+        return 0, 0 if number else piece.nbytes
+    cuts = position_cuts(piece.end - piece.begin, count)
+    return 2 * cuts[number], 2 * cuts[number + 1] if number < count - 1 else piece.nbytes
 
 
 def over(buffer: Buffer, nbytes: int, offset_bytes: int = 0) -> torch.Tensor:
@@ -263,16 +256,7 @@ def over(buffer: Buffer, nbytes: int, offset_bytes: int = 0) -> torch.Tensor:
     )
 
 
-def part_of(task: Task) -> tuple[int, int]:
-    """Which piece of how many a task's `part` names: ("forward 2/4" is (1, 4))."""
-    label = task.part.rpartition(" ")[2]
-    if "/" not in label:
-        return 0, 1
-    number, _, count = label.partition("/")
-    return int(number) - 1, int(count)
-
-
-def wait_for(store: StateStore | ActivationStore, tickets: list[StoreTicket]) -> None:
+def wait_for(store: StateStore | SwapFile, tickets: list[StoreTicket]) -> None:
     """Wait for all of several requests, and raise the first error after the last has ended."""
     errors = [error for error in map(store.settle, tickets) if error is not None]
     if errors:

@@ -26,7 +26,7 @@ from lohan.model.kept_contents import left_as_found
 from lohan.model.left_behind import MadeTensors
 from lohan.model.skeleton import Skeleton, replace_forward
 from lohan.model.trace_ops import (
-    Recorder,
+    OperatorRecorder,
     Segment,
     gradients_left,
     storage_key,
@@ -221,7 +221,7 @@ class _Tracer:
         # Kept: a forward may put others in their places, and no storage key may be used twice.
         self._buffers = list(self._skeleton.module.buffers())
         buffers = {storage_key(buffer) for buffer in self._buffers}
-        self.recorder = Recorder(parameters, buffers - parameters, made.note)
+        self.recorder = OperatorRecorder(parameters, buffers - parameters, made.note)
         self._lasting = parameters | buffers
         self.stretches = [Stretch(label="embedding", segment=self.recorder.segment)]
         # The first block of each kind, and for each of its outputs the input that stands in for it.

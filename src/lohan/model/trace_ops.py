@@ -142,7 +142,7 @@ class Segment:
     saves_parameters: bool = False
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Records calls into `segment` while active; set `is_backward` before the backward pass.
 
     Every tensor it sees is kept alive until `forget`, so that no storage key is used twice.

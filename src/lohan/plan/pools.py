@@ -1,4 +1,4 @@
-"""Sizes of the buffers a plan streams through, by pool name.
+"""Sizes of the buffers a plan streams through, by pool.
 
 One place for the arithmetic, so that the ledger's lines and the schedule's pools cannot differ:
 what a block computes with, what it makes gradients for, and the pieces its state moves in.
@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from lohan.model.shape import ModelShape
 from lohan.plan.system import System
+from lohan.vocabulary import PoolName
 
 _SLOT_MARGIN_BYTES = 4096
 """Rounding of a slot's size up to what drives read and write directly."""
@@ -81,7 +82,7 @@ def update_parts(trained: int, largest_part: int) -> tuple[int, ...]:
 
 def pool_sizes(
     system: System, sizes: BlockSizes, *, num_update_parts: int, gradient_slots: int | None
-) -> dict[str, int]:
+) -> dict[PoolName, int]:
     """RAM of the streaming pools."""
     per_parameter = system.state.stored_bytes
     if system.spills_gradients:
@@ -93,9 +94,9 @@ def pool_sizes(
         waiting = min(waiting, gradient_slots * sizes.largest_gradient_bytes)
     largest = sizes.largest_weights_bytes
     return {
-        "ring": system.num_ring_slots * largest,
-        "held": system.num_held_slots * largest,
-        "fresh": system.num_fresh_slots * largest,
-        "states": system.num_state_slots * (part + _SLOT_MARGIN_BYTES),
-        "waiting": waiting,
+        PoolName.RING: system.num_ring_slots * largest,
+        PoolName.HELD: system.num_held_slots * largest,
+        PoolName.FRESH: system.num_fresh_slots * largest,
+        PoolName.STATES: system.num_state_slots * (part + _SLOT_MARGIN_BYTES),
+        PoolName.WAITING: waiting,
     }

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from lohan.plan.block_costs import BlockCosts, block_costs
 from lohan.plan.plan import Plan
 from lohan.schedule.gradients import piece_bytes
-from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
+from lohan.schedule.task import Compute, Lease, Move, Piece, Pool, Schedule, Task
 from lohan.schedule.updates import UpdateTasks
 from lohan.schedule.writer import FOR_COMPUTE, TaskWriter
-from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
+from lohan.vocabulary import BlockId, ComputeKind, Lane, Pass, PoolName, TaskId, TensorKind, Tier
 
 
 def build_schedule(plan: Plan, *, num_steps: int = 1) -> Schedule:
@@ -35,26 +35,27 @@ class RollingSchedule:
         self._builder = _StepBuilder(plan)
 
     @property
-    def pools(self) -> Mapping[str, Pool]:
+    def pools(self) -> Mapping[PoolName, Pool]:
         """The pools all tasks lease from."""
-        return self._builder.pools
+        return self._builder.writer.pools
 
     def step(self) -> tuple[Task, ...]:
         """Tasks of one more training step; updates that were put off come in front."""
-        return self._taken(self._builder.training_pass)
+        return self._taken(self._builder.write_step)
 
     def evaluation(self) -> tuple[Task, ...]:
         """Tasks of a forward pass alone. Updates that were put off must have been flushed."""
-        return self._taken(self._builder.evaluation_pass)
+        return self._taken(self._builder.write_evaluation)
 
     def flush(self) -> tuple[Task, ...]:
         """Updates that were put off to the next step."""
-        return self._builder.flush()
+        self._builder.updates.write_deferred()
+        return self._builder.writer.take()
 
-    def _taken(self, write: Callable[[int], tuple[Task, ...]]) -> tuple[Task, ...]:
-        tasks = write(self.num_passes)
+    def _taken(self, write: Callable[[int], None]) -> tuple[Task, ...]:
+        write(self.num_passes)
         self.num_passes += 1
-        return tasks
+        return self._builder.writer.take()
 
 
 class _StepBuilder:
@@ -78,52 +79,39 @@ class _StepBuilder:
         link_copies = plan.num_gpus if plan.system.rates.shares_host_link else 1
         self._weight_copies = 1 if plan.system.rates.partitions_over_gpus else link_copies
         self._activation_copies = link_copies
-        self._writer = TaskWriter(plan, self._costs)
-        self._weights = self._writer.weights
-        self._updates = UpdateTasks(plan, self._writer)
+        self.writer = TaskWriter(plan, self._costs)
+        self._weights = self.writer.weights
+        self.updates = UpdateTasks(plan, self.writer)
         self._last_compute: TaskId | None = None
 
     def build(self, num_steps: int) -> Schedule:
         for step in range(num_steps):
-            self._write_step(step, is_last=step == num_steps - 1)
-        return self._writer.schedule(num_steps)
+            self.write_step(step, is_last=step == num_steps - 1)
+        return self.writer.schedule(num_steps)
 
-    @property
-    def pools(self) -> Mapping[str, Pool]:
-        return self._writer.pools
-
-    def training_pass(self, step: int) -> tuple[Task, ...]:
-        self._write_step(step, is_last=False)
-        return self._writer.take()
-
-    def evaluation_pass(self, step: int) -> tuple[Task, ...]:
-        self._writer.start_step(step, is_last=False)
+    def write_evaluation(self, step: int) -> None:
+        self.writer.start_step(step, is_last=False)
         previous = self._last_compute
         for block in self._blocks:
-            weights = self._fetch_weights(block, "forward")
-            previous = self._writer.write(
+            weights = self._fetch_weights(block, Pass.FORWARD)
+            previous = self.writer.write(
                 Lane.GPU,
                 block,
                 Compute(ComputeKind.FORWARD, flops=self._costs[block].forward_flops),
                 after=[*weights, *([previous] if previous is not None else [])],
-                returns=self._weight_lease(block, "forward"),
-                part="forward",
+                returns=self._weight_lease(block, Pass.FORWARD),
+                of_pass=Pass.FORWARD,
             )
         self._last_compute = previous
         if self._system.has_barrier:
-            self._writer.raise_barrier()
-        return self._writer.take()
+            self.writer.raise_barrier()
 
-    def flush(self) -> tuple[Task, ...]:
-        self._updates.write_deferred()
-        return self._writer.take()
-
-    def _write_step(self, step: int, *, is_last: bool) -> None:
-        self._writer.start_step(step, is_last=is_last)
+    def write_step(self, step: int, *, is_last: bool = False) -> None:
+        self.writer.start_step(step, is_last=is_last)
         swapped = self._forward()
         self._backward(swapped)
         if self._system.has_barrier:
-            self._writer.raise_barrier()
+            self.writer.raise_barrier()
 
     def _forward(self) -> dict[BlockId, list[TaskId]]:
         swapped = {}
@@ -131,21 +119,21 @@ class _StepBuilder:
         # between two blocks exists once.
         previous = self._last_compute
         for block in self._blocks:
-            self._updates.before_forward(block)
-            weights = self._fetch_weights(block, "forward")
+            self.updates.before_forward(block)
+            weights = self._fetch_weights(block, Pass.FORWARD)
             costs = self._costs[block]
             leases = self._activation_leases(block)
             # The head runs forward and backward in one go, so its weights stay for the backward.
             keeps_weights = block == self._head
             after = [*weights, *([previous] if previous is not None else [])]
-            previous = self._writer.write(
+            previous = self.writer.write(
                 Lane.GPU,
                 block,
                 Compute(ComputeKind.FORWARD, flops=costs.forward_flops),
                 after=after,
                 leases=leases,
-                returns=() if keeps_weights else self._weight_lease(block, "forward"),
-                part="forward",
+                returns=() if keeps_weights else self._weight_lease(block, Pass.FORWARD),
+                of_pass=Pass.FORWARD,
                 fixed_seconds=self._system.rates.seconds_per_block_pass,
             )
             swapped[block] = self._swap_out(block, previous)
@@ -161,11 +149,11 @@ class _StepBuilder:
             is_first = block == self._blocks[0] and not is_head
             # Gradients of a lookup need no weights.
             is_lookup = is_first and self._plan.block_shape(block).is_lookup
-            weights = [] if is_lookup or is_head else self._fetch_weights(block, "backward")
+            weights = [] if is_lookup or is_head else self._fetch_weights(block, Pass.BACKWARD)
             fetched = self._swap_in(block, swapped[block])
             after = [*weights, *fetched, previous]
             if costs.recompute_flops and not is_head and not is_first:
-                previous = self._writer.write(
+                previous = self.writer.write(
                     Lane.GPU,
                     block,
                     Compute(ComputeKind.RECOMPUTE, flops=costs.recompute_flops),
@@ -174,56 +162,56 @@ class _StepBuilder:
                 after = [previous]
             returned = self._activation_returns(block)
             if not is_lookup:
-                returned += self._weight_lease(block, "forward" if is_head else "backward")
-            previous = self._writer.write(
+                returned += self._weight_lease(block, Pass.FORWARD if is_head else Pass.BACKWARD)
+            previous = self.writer.write(
                 Lane.GPU,
                 block,
                 Compute(ComputeKind.BACKWARD, flops=costs.backward_flops),
                 after=after,
-                leases=self._updates.gradients_on_gpu(block),
+                leases=self.updates.gradients_on_gpu(block),
                 returns=returned,
                 fixed_seconds=self._system.rates.seconds_per_block_pass,
             )
-            self._updates.gradient_ready(block, previous)
+            self.updates.gradient_ready(block, previous)
         self._last_compute = previous
-        self._updates.backward_done(previous)
+        self.updates.backward_done(previous)
 
-    def _fetch_weights(self, block: BlockId, part: str) -> list[TaskId]:
+    def _fetch_weights(self, block: BlockId, of_pass: Pass) -> list[TaskId]:
         """Bring P16 of a block to the GPU; returns what its compute must come after."""
         nbytes = self._weights[block]
-        ready = self._updates.weights_ready(block, for_forward=part == "forward")
+        ready = self.updates.weights_ready(block, for_forward=of_pass is Pass.FORWARD)
         if self._system.home is Tier.GPU or nbytes == 0:
             return ready
         returns: tuple[Lease, ...] = ()
-        is_fresh = part == "forward" and self._updates.is_fresh(block)
+        is_fresh = of_pass is Pass.FORWARD and self.updates.is_fresh(block)
         if is_fresh:
-            returns = (self._updates.take_fresh(block),)
+            returns = (self.updates.take_fresh(block),)
         from_ssd = self._plan.ssd_weights_bytes(block, is_fresh=is_fresh)
         if from_ssd:
             # The update of a split state needs P16 too: then the slot is returned by the update.
-            is_held = part == "backward" and self._updates.reuses_backward_weights(block)
-            pool = "held" if is_held else "ring"
-            slot = Lease(pool, f"{block} {part} s{self._writer.step}", from_ssd)
-            read = self._writer.write(
+            is_held = of_pass is Pass.BACKWARD and self.updates.reuses_backward_weights(block)
+            pool = PoolName.HELD if is_held else PoolName.RING
+            slot = Lease(pool, f"{block} {of_pass} s{self.writer.step}", from_ssd)
+            read = self.writer.write(
                 Lane.SSD_READ,
                 block,
                 Move(TensorKind.P16, Tier.SSD, Tier.RAM, from_ssd),
                 after=ready,
                 leases=(slot,),
-                part=part,
+                of_pass=of_pass,
                 priority=(FOR_COMPUTE,),
             )
             ready = [read]
             if is_held:
-                self._updates.hold(block, slot)
+                self.updates.hold(block, slot)
             else:
                 returns += (slot,)
-        return self._copy_weights(block, part, ready, returns, in_pieces=not from_ssd)
+        return self._copy_weights(block, of_pass, ready, returns, in_pieces=not from_ssd)
 
     def _copy_weights(
         self,
         block: BlockId,
-        part: str,
+        of_pass: Pass,
         ready: list[TaskId],
         returns: tuple[Lease, ...],
         *,
@@ -231,50 +219,52 @@ class _StepBuilder:
     ) -> list[TaskId]:
         """P16 of a block RAM -> GPU, piece by piece where its update made it so."""
         pieces = piece_bytes(self._plan, block) if in_pieces else ()
-        if len(pieces) != len(ready):
-            pieces = ()
+        is_cut = bool(pieces) and len(pieces) == len(ready)
+        pieces = pieces if is_cut else (self._weights[block],)
         copies: list[TaskId] = []
-        for number, nbytes in enumerate(pieces or (self._weights[block],)):
+        for number, nbytes in enumerate(pieces):
             copies.append(
-                self._writer.write(
+                self.writer.write(
                     Lane.RAM_TO_GPU,
                     block,
                     Move(TensorKind.P16, Tier.RAM, Tier.GPU, nbytes * self._weight_copies),
                     # The first piece leases for all, the last gives back: they keep their order.
-                    after=[ready[number], *copies[-1:]] if pieces else ready,
-                    leases=self._weight_lease(block, part) if number == 0 else (),
-                    returns=returns if number == max(1, len(pieces)) - 1 else (),
-                    part=f"{part} {number + 1}/{len(pieces)}" if len(pieces) > 1 else part,
+                    after=[ready[number], *copies[-1:]] if is_cut else ready,
+                    leases=self._weight_lease(block, of_pass) if number == 0 else (),
+                    returns=returns if number == len(pieces) - 1 else (),
+                    of_pass=of_pass,
+                    piece=Piece(number, len(pieces)),
                     priority=(FOR_COMPUTE,),
                 )
             )
         return copies
 
-    def _weight_lease(self, block: BlockId, part: str) -> tuple[Lease, ...]:
+    def _weight_lease(self, block: BlockId, of_pass: Pass) -> tuple[Lease, ...]:
         if self._weights[block] == 0 or self._plan.home_of(block, TensorKind.P16) is Tier.GPU:
             return ()
-        return (Lease("weights", f"{block} {part} s{self._writer.step}", self._weights[block]),)
+        key = f"{block} {of_pass} s{self.writer.step}"
+        return (Lease(PoolName.WEIGHTS, key, self._weights[block]),)
 
     def _activation_leases(self, block: BlockId) -> tuple[Lease, ...]:
-        costs, step = self._costs[block], self._writer.step
+        costs, step = self._costs[block], self.writer.step
         leases = []
         if costs.swapped_bytes:
             leases.append(self._moving_lease(block, "out"))
             # Outputs leave as they are made, so their places in RAM are taken beforehand.
             leases += self._ram_leases(block, "out")
         if costs.kept_bytes:
-            leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
+            leases.append(Lease(PoolName.KEPT, f"{block} s{step}", costs.kept_bytes))
         return tuple(leases)
 
     def _activation_returns(self, block: BlockId) -> tuple[Lease, ...]:
-        costs, step = self._costs[block], self._writer.step
+        costs, step = self._costs[block], self.writer.step
         leases = []
         if costs.swapped_bytes:
             leases.append(self._moving_lease(block, "in"))
             if self._plan.num_micro_batches > 1:
-                leases += self._ram_leases_in(block)
+                leases += self._ram_leases(block, "in")
         if costs.kept_bytes:
-            leases.append(Lease("kept", f"{block} s{step}", costs.kept_bytes))
+            leases.append(Lease(PoolName.KEPT, f"{block} s{step}", costs.kept_bytes))
         return tuple(leases)
 
     def _swap_out(self, block: BlockId, computed: TaskId) -> list[TaskId]:
@@ -282,7 +272,7 @@ class _StepBuilder:
         costs = self._costs[block]
         if not costs.swapped_bytes:
             return []
-        copy = self._writer.write(
+        copy = self.writer.write(
             Lane.GPU_TO_RAM,
             block,
             Move(TensorKind.A16, Tier.GPU, Tier.RAM, costs.swapped_bytes * self._activation_copies),
@@ -292,13 +282,13 @@ class _StepBuilder:
         )
         if not costs.to_ssd_bytes:
             return [copy]
-        write = self._writer.write(
+        write = self.writer.write(
             Lane.SSD_WRITE,
             block,
             Move(TensorKind.A16, Tier.RAM, Tier.SSD, costs.to_ssd_bytes * self._plan.num_gpus),
             after=[copy],
             returns=tuple(
-                lease for lease in self._ram_leases(block, "out") if lease.pool == "spilling"
+                lease for lease in self._ram_leases(block, "out") if lease.pool is PoolName.SPILLING
             ),
             priority=(FOR_COMPUTE,),
         )
@@ -311,13 +301,15 @@ class _StepBuilder:
             return swapped
         after = swapped
         if costs.to_ssd_bytes:
-            read = self._writer.write(
+            read = self.writer.write(
                 Lane.SSD_READ,
                 block,
                 Move(TensorKind.A16, Tier.SSD, Tier.RAM, costs.to_ssd_bytes * self._plan.num_gpus),
                 after=after,
                 leases=tuple(
-                    lease for lease in self._ram_leases_in(block) if lease.pool == "spilling"
+                    lease
+                    for lease in self._ram_leases(block, "in")
+                    if lease.pool is PoolName.SPILLING
                 ),
                 priority=(FOR_COMPUTE,),
             )
@@ -325,34 +317,29 @@ class _StepBuilder:
         # Of several micro-batches only the first comes ahead; the others when its place is free,
         # so that RAM is needed until the last one has gone backward.
         is_alone = self._plan.num_micro_batches == 1
-        copy = self._writer.write(
+        copy = self.writer.write(
             Lane.RAM_TO_GPU,
             block,
             Move(TensorKind.A16, Tier.RAM, Tier.GPU, costs.swapped_bytes * self._activation_copies),
             after=after,
             leases=(self._moving_lease(block, "in"),),
-            returns=self._ram_leases_in(block) if is_alone else (),
+            returns=self._ram_leases(block, "in") if is_alone else (),
             priority=(FOR_COMPUTE,),
         )
         return [copy]
 
     def _moving_lease(self, block: BlockId, way: str) -> Lease:
-        nbytes = self._writer.moving_bytes(self._costs[block].swapped_bytes)
-        return Lease("moving", f"{block} {way} s{self._writer.step}", nbytes)
-
-    def _spilled_bytes(self, block: BlockId) -> int:
-        return self._costs[block].to_ssd_bytes * self._plan.num_gpus
-
-    def _ram_leases_in(self, block: BlockId) -> tuple[Lease, ...]:
-        """RAM of swapped outputs on their way back: what stayed there, and what SSD gives."""
-        return self._ram_leases(block, "in")
+        nbytes = self.writer.moving_bytes(self._costs[block].swapped_bytes)
+        return Lease(PoolName.MOVING, f"{block} {way} s{self.writer.step}", nbytes)
 
     def _ram_leases(self, block: BlockId, way: str) -> tuple[Lease, ...]:
-        costs, step = self._costs[block], self._writer.step
+        """RAM of swapped outputs on one of their ways: what stays there, and what SSD takes."""
+        costs, step = self._costs[block], self.writer.step
         leases = []
         if costs.to_ram_bytes:
             nbytes = costs.to_ram_bytes * self._plan.num_gpus
-            leases.append(Lease("swapped", f"{block} s{step}", nbytes))
+            leases.append(Lease(PoolName.SWAPPED, f"{block} s{step}", nbytes))
         if costs.to_ssd_bytes:
-            leases.append(Lease("spilling", f"{block} {way} s{step}", self._spilled_bytes(block)))
+            nbytes = costs.to_ssd_bytes * self._plan.num_gpus
+            leases.append(Lease(PoolName.SPILLING, f"{block} {way} s{step}", nbytes))
         return tuple(leases)

@@ -11,7 +11,7 @@ from lohan.errors import ScheduleError
 from lohan.plan.plan import Plan
 from lohan.plan.pools import trained_parameters
 from lohan.schedule.task import Compute, Schedule
-from lohan.vocabulary import ComputeKind, TaskId
+from lohan.vocabulary import ComputeKind, PoolName, TaskId
 
 _REMEDY = "report this schedule; it is a mistake of the builder"
 
@@ -91,7 +91,7 @@ def check_acyclic(schedule: Schedule) -> None:
 
 def check_leases(schedule: Schedule) -> None:
     """Every lease is taken once and returned at most once; no lease exceeds its pool."""
-    taken: dict[tuple[str, str], int] = {}
+    taken: dict[tuple[PoolName, str], int] = {}
     for task in schedule.tasks:
         for lease in task.leases:
             key = (lease.pool, lease.key)

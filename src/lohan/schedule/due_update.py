@@ -6,8 +6,8 @@ Owns these facts; the tasks are written by `updates`.
 from dataclasses import dataclass
 
 from lohan.plan.plan import Plan
-from lohan.schedule.task import Lease
-from lohan.vocabulary import BlockId, TaskId, TensorKind, Tier
+from lohan.schedule.task import Lease, Piece
+from lohan.vocabulary import BlockId, PoolName, TaskId, TensorKind, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,7 @@ class DueUpdate:
 class StatePart:
     """One part of a block's state in one update."""
 
-    number: int
-    label: str
+    piece: Piece
     num_parameters: int
     read_bytes: int
     written_bytes: int
@@ -34,7 +33,7 @@ class StatePart:
     @property
     def slot(self) -> Lease:
         """The RAM it takes from its read to its write."""
-        return Lease("states", self.slot_key, max(self.read_bytes, self.written_bytes))
+        return Lease(PoolName.STATES, self.slot_key, max(self.read_bytes, self.written_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from lohan.plan.plan import Plan
 from lohan.plan.pools import part_parameters, tied_trained, trained_parameters, update_parts
 from lohan.plan.system import UpdateTiming
-from lohan.schedule.task import Compute, Lease, Move
+from lohan.schedule.task import Compute, Lease, Move, Piece
 from lohan.schedule.writer import FOR_COMPUTE, FOR_STATES, TaskWriter
-from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
+from lohan.vocabulary import BlockId, ComputeKind, Lane, PoolName, TaskId, TensorKind, Tier
 
 
 def piece_bytes(plan: Plan, block: BlockId) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class GradientTasks:
         pieces = piece_bytes(self._plan, block) or (nbytes,)
         before: list[TaskId] = []
         for number, one_bytes in enumerate(pieces):
-            label = f"{number + 1}/{len(pieces)}" if len(pieces) > 1 else ""
+            piece = Piece(number, len(pieces))
             task = self._writer.write(
                 Lane.GPU_TO_RAM,
                 block,
@@ -76,13 +76,13 @@ class GradientTasks:
                 leases=waiting if number == 0 else (),
                 returns=self.on_gpu(block, step) if number == len(pieces) - 1 else (),
                 priority=(FOR_STATES,),
-                part=label,
+                piece=piece,
             )
             before = [task]
             if self._plan.num_gpus > 1 and not rates.partitions_over_gpus:
                 count = one_bytes // self._plan.shape.dtype_bytes * (self._plan.num_gpus - 1)
                 reduce = Compute(ComputeKind.REDUCE, num_parameters=count)
-                task = self._writer.write(Lane.CPU, block, reduce, after=[task], part=label)
+                task = self._writer.write(Lane.CPU, block, reduce, after=[task], piece=piece)
             self._arrived.append(task)
             if self._system.spills_gradients:
                 task = self._writer.write(
@@ -114,17 +114,17 @@ class GradientTasks:
     def on_gpu(self, block: BlockId, step: int) -> tuple[Lease, ...]:
         """G16 of a block on the GPU."""
         nbytes = self._writer.gradients[block]
-        return (Lease("gradients", f"{block} s{step}", nbytes),) if nbytes else ()
+        return (Lease(PoolName.GRADIENTS, f"{block} s{step}", nbytes),) if nbytes else ()
 
     def waiting(self, block: BlockId, step: int) -> tuple[Lease, ...]:
         """G16 of a block's own parameters, waiting in RAM for their update."""
         nbytes = self._own[block]
-        return (Lease("waiting", f"{block} s{step}", nbytes),) if nbytes else ()
+        return (Lease(PoolName.WAITING, f"{block} s{step}", nbytes),) if nbytes else ()
 
     def shared(self, block: BlockId, owner: BlockId, step: int) -> tuple[Lease, ...]:
         """G16 that a block made for weights of another one, waiting in RAM for its update."""
         return tuple(
-            Lease("waiting", f"{block} for {owner} s{step}", nbytes)
+            Lease(PoolName.WAITING, f"{block} for {owner} s{step}", nbytes)
             for shared_with, nbytes in self._shared.get(block, ())
             if shared_with == owner
         )

@@ -14,8 +14,9 @@ priorities and however long tasks take.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
+from lohan.vocabulary import BlockId, ComputeKind, Lane, Pass, PoolName, TaskId, TensorKind, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class Compute:
 class Lease:
     """Bytes held from the start of one task to the end of another."""
 
-    pool: str
+    pool: PoolName
     key: str
+    """Tells it from others of its pool; nothing is read out of it."""
     nbytes: int
 
 
@@ -52,9 +54,23 @@ class Lease:
 class Pool:
     """Memory of one purpose in one tier; its leases together never exceed its capacity."""
 
-    name: str
+    name: PoolName
     tier: Tier
     capacity_bytes: int
+
+
+class Piece(NamedTuple):
+    """One of the pieces in which something of a block moves or is updated; counted from 0."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number + 1}/{self.of}"
+
+
+WHOLE = Piece(0, 1)
+"""The only piece of what is not cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +90,9 @@ class Task:
     priority: tuple[int, ...] = ()
     """Smaller goes first where the order of a lane is still open."""
     fixed_seconds: float = 0.0
-    part: str = ""
-    """Which pass or piece of the block this is, for names: "forward", "backward", "2/4"."""
+    of_pass: Pass | None = None
+    """For which pass P16 moves, or which one a forward computes."""
+    piece: Piece = WHOLE
 
     @property
     def name(self) -> str:
@@ -84,7 +101,8 @@ class Task:
             what = f"{self.action.kind} {self.action.source}>{self.action.target}"
         else:
             what = str(self.action.kind)
-        return f"{what} b{self.block}" + (f" {self.part}" if self.part else "")
+        of_pass = f" {self.of_pass}" if self.of_pass else ""
+        return f"{what} b{self.block}{of_pass}" + (f" {self.piece}" if self.piece.of > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +113,7 @@ class Schedule:
     """By id."""
     lanes: Mapping[Lane, tuple[TaskId, ...]]
     """Order in which each lane runs its tasks."""
-    pools: Mapping[str, Pool]
+    pools: Mapping[PoolName, Pool]
     num_steps: int
     num_blocks: int
     is_settled: bool = False

@@ -6,14 +6,16 @@ go forward: a deferred update is written there, in front of the forward pass tha
 the order of writing stays an order in which everything could run one by one.
 """
 
+from functools import partial
+
 from lohan.plan.plan import Plan
 from lohan.plan.pools import part_parameters, tied_trained, trained_parameters, update_parts
 from lohan.plan.system import UpdateTiming
 from lohan.schedule.due_update import DueUpdate, LateWrite, StatePart, bytes_per_parameter
 from lohan.schedule.gradients import GradientTasks, piece_bytes
-from lohan.schedule.task import Compute, Lease, Move
+from lohan.schedule.task import Compute, Lease, Move, Piece
 from lohan.schedule.writer import FOR_COMPUTE, FOR_STATES, TaskWriter
-from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
+from lohan.vocabulary import BlockId, ComputeKind, Lane, PoolName, TaskId, TensorKind, Tier
 
 _TOUCHED_BYTES_PER_UPDATE = 28
 
@@ -209,8 +211,7 @@ class UpdateTasks:
         read, written = self._bytes_per_parameter(update.block)
         return [
             StatePart(
-                number=number,
-                label=f"{number + 1}/{len(counts)}" if len(counts) > 1 else "",
+                piece=Piece(number, len(counts)),
                 num_parameters=count,
                 read_bytes=round(count * read),
                 written_bytes=round(count * written),
@@ -227,7 +228,7 @@ class UpdateTasks:
             Move(TensorKind.OS32, Tier.SSD, Tier.RAM, part.read_bytes),
             after=[*before, *self._before_read(update)],
             leases=(part.slot,),
-            part=part.label,
+            piece=part.piece,
             priority=self._priority(update),
             step=update.step,
         )
@@ -241,7 +242,7 @@ class UpdateTasks:
         """
         parts = {block: self._parts(update) for block, update in self._deferred.items()}
         largest = max((one.slot.nbytes for found in parts.values() for one in found), default=0)
-        room = self._writer.pools["states"].capacity_bytes - largest
+        room = self._writer.pools[PoolName.STATES].capacity_bytes - largest
         for block, update in self._deferred.items():
             for part in parts[block]:
                 if not part.read_bytes:
@@ -250,7 +251,7 @@ class UpdateTasks:
                 if room < 0:
                     return
                 before = self._written.get(block, [])
-                self._read_ahead[block, part.number] = self._read(update, part, before)
+                self._read_ahead[block, part.piece.number] = self._read(update, part, before)
 
     def _gpu_gradients(self, update: DueUpdate) -> tuple[Lease, ...]:
         """G16 on the GPU that an update there uses up: its own, and of blocks that only share."""
@@ -275,7 +276,7 @@ class UpdateTasks:
         block, leases = update.block, (part.slot,) if has_own else ()
         # After the last step no forward pass takes the weights: they only go to their home.
         comes_fresh = (
-            part.number == 0
+            part.piece.number == 0
             and self._system.update_timing is UpdateTiming.UNDER_NEXT_FORWARD
             and self._is_deferred(block)
             and self._plan.home_of(block, TensorKind.P16) is Tier.SSD
@@ -283,7 +284,7 @@ class UpdateTasks:
         )
         if comes_fresh:
             nbytes = self._trained[block] * self._system.state.weights_bytes
-            self._fresh[block] = Lease("fresh", f"{block} s{update.step}", nbytes)
+            self._fresh[block] = Lease(PoolName.FRESH, f"{block} s{update.step}", nbytes)
             return (*leases, self._fresh[block])
         return leases
 
@@ -314,7 +315,7 @@ class UpdateTasks:
             Move(TensorKind.OS32, Tier.RAM, Tier.SSD, late.part.written_bytes),
             after=[late.computed, *([read] if read is not None else [])],
             returns=(late.part.slot,),
-            part=late.part.label,
+            piece=late.part.piece,
             priority=(FOR_STATES,),
             step=late.update.step,
         )
@@ -349,48 +350,26 @@ class UpdateTasks:
         leases: tuple[Lease, ...],
         returns: tuple[Lease, ...],
     ) -> TaskId:
-        writer, system, block = self._writer, self._system, update.block
-        label, num_parameters = part.label, part.num_parameters
-        if system.update_tier is Tier.RAM:
-            return writer.write(
+        block, num_parameters = update.block, part.num_parameters
+        write = partial(self._writer.write, piece=part.piece, step=update.step)
+        if self._system.update_tier is Tier.RAM:
+            return write(
                 Lane.CPU,
                 block,
                 Compute(ComputeKind.UPDATE, num_parameters=num_parameters),
                 after=after,
                 leases=leases,
                 returns=returns,
-                part=label,
                 priority=self._priority(update),
-                step=update.step,
             )
-        nbytes = num_parameters * system.state.stored_bytes
-        up = writer.write(
-            Lane.RAM_TO_GPU,
-            block,
-            Move(TensorKind.OS32, Tier.RAM, Tier.GPU, nbytes),
-            after=after,
-            leases=leases,
-            part=label,
-            step=update.step,
+        nbytes = num_parameters * self._system.state.stored_bytes
+        move = Move(TensorKind.OS32, Tier.RAM, Tier.GPU, nbytes)
+        up = write(Lane.RAM_TO_GPU, block, move, after=after, leases=leases)
+        work = Compute(
+            ComputeKind.UPDATE,
+            num_parameters=num_parameters,
+            touched_bytes=num_parameters * _TOUCHED_BYTES_PER_UPDATE,
         )
-        compute = writer.write(
-            Lane.GPU,
-            block,
-            Compute(
-                ComputeKind.UPDATE,
-                num_parameters=num_parameters,
-                touched_bytes=num_parameters * _TOUCHED_BYTES_PER_UPDATE,
-            ),
-            after=[up],
-            part=label,
-            step=update.step,
-        )
-        return writer.write(
-            Lane.GPU_TO_RAM,
-            block,
-            Move(TensorKind.OS32, Tier.GPU, Tier.RAM, nbytes),
-            after=[compute],
-            returns=returns,
-            part=label,
-            step=update.step,
-        )
+        compute = write(Lane.GPU, block, work, after=[up])
+        move = Move(TensorKind.OS32, Tier.GPU, Tier.RAM, nbytes)
+        return write(Lane.GPU_TO_RAM, block, move, after=[compute], returns=returns)

@@ -15,8 +15,8 @@ from lohan.plan.pools import (
     pool_sizes,
     weights_bytes,
 )
-from lohan.schedule.task import Compute, Lease, Move, Pool, Schedule, Task
-from lohan.vocabulary import BlockId, Lane, TaskId, Tier
+from lohan.schedule.task import WHOLE, Compute, Lease, Move, Piece, Pool, Schedule, Task
+from lohan.vocabulary import BlockId, Lane, Pass, PoolName, TaskId, Tier
 
 FOR_COMPUTE = 0
 FOR_STATES = 1
@@ -75,7 +75,8 @@ class TaskWriter:
         leases: tuple[Lease, ...] = (),
         returns: tuple[Lease, ...] = (),
         priority: tuple[int, ...] = (),
-        part: str = "",
+        of_pass: Pass | None = None,
+        piece: Piece = WHOLE,
         fixed_seconds: float = 0.0,
         step: int | None = None,
     ) -> TaskId:
@@ -100,7 +101,8 @@ class TaskWriter:
                 returns,
                 (*priority, task_id),
                 fixed_seconds,
-                part,
+                of_pass,
+                piece,
             )
         )
         return task_id
@@ -124,7 +126,7 @@ class TaskWriter:
         )
 
     @property
-    def pools(self) -> dict[str, Pool]:
+    def pools(self) -> dict[PoolName, Pool]:
         """What tasks lease from."""
         return {pool.name: pool for pool in self._pools()}
 
@@ -145,12 +147,12 @@ class TaskWriter:
             gradient_slots=plan.gradient_slots,
         )
         return [
-            Pool("weights", Tier.GPU, system.num_weight_slots * largest),
-            Pool("gradients", Tier.GPU, gradients),
+            Pool(PoolName.WEIGHTS, Tier.GPU, system.num_weight_slots * largest),
+            Pool(PoolName.GRADIENTS, Tier.GPU, gradients),
             # Outputs of the block at work and of the one before or after it.
-            Pool("moving", Tier.GPU, 2 * moving),
-            Pool("kept", Tier.GPU, sum(costs.kept_bytes for costs in self._costs)),
+            Pool(PoolName.MOVING, Tier.GPU, 2 * moving),
+            Pool(PoolName.KEPT, Tier.GPU, sum(costs.kept_bytes for costs in self._costs)),
             *(Pool(name, Tier.RAM, nbytes) for name, nbytes in streaming.items()),
-            Pool("swapped", Tier.RAM, in_ram),
-            Pool("spilling", Tier.RAM, system.num_spill_slots * spilled),
+            Pool(PoolName.SWAPPED, Tier.RAM, in_ram),
+            Pool(PoolName.SPILLING, Tier.RAM, system.num_spill_slots * spilled),
         ]

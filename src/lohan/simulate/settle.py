@@ -1,7 +1,8 @@
 """Fixes the order of every lane: runs the tasks once by priority and writes down what happened.
 
-The recorded order is what engine and simulator then follow strictly. Each lease gets an edge from
-the tasks whose returned bytes it uses, so room in a pool follows from the order alone.
+A replay keeps to the recorded order; the engine does not, its lanes choose anew by the same rule
+(`schedule.ready`). Each lease gets an edge from the tasks whose returned bytes it uses, so room in
+a pool follows from the order alone.
 """
 
 from lohan.hardware.machine import Machine

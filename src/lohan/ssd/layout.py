@@ -23,7 +23,7 @@ _MAX_PATTERN_CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StripePiece:
     """A part of a logical range that lies in one stretch on one drive."""
 
     drive: int
@@ -171,7 +171,7 @@ class StripeLayout:
         num_here = rounds * self._shares[drive] + self.pattern[:rest].count(drive)
         return num_here * self.chunk_bytes
 
-    def pieces(self, offset_bytes: int, nbytes: int) -> Iterator[Piece]:
+    def pieces(self, offset_bytes: int, nbytes: int) -> Iterator[StripePiece]:
         """Cut a logical range where it changes drives; neighbours on one drive stay together.
 
         Raises:
@@ -183,7 +183,7 @@ class StripeLayout:
                 why=f"the striped file has {self.capacity_bytes} bytes",
                 remedy="grow the file first, and ask for at least one byte",
             )
-        open_piece: Piece | None = None
+        open_piece: StripePiece | None = None
         position = offset_bytes
         end = offset_bytes + nbytes
         while position < end:
@@ -191,7 +191,7 @@ class StripeLayout:
             rounds, place = divmod(chunk, len(self.pattern))
             drive = self.pattern[place]
             rank = rounds * self._shares[drive] + self._ranks[place]
-            piece = Piece(
+            piece = StripePiece(
                 drive=drive,
                 offset_bytes=rank * self.chunk_bytes + inside,
                 start_bytes=position - offset_bytes,
@@ -200,7 +200,7 @@ class StripeLayout:
             position += piece.nbytes
             if open_piece is not None and open_piece.drive == drive:
                 # Two neighbouring chunks of one drive are neighbours in its file as well.
-                open_piece = Piece(
+                open_piece = StripePiece(
                     drive=drive,
                     offset_bytes=open_piece.offset_bytes,
                     start_bytes=open_piece.start_bytes,

@@ -1,6 +1,6 @@
 """States of blocks and swapped tensors, in RAM and on SSD. No schedule."""
 
-from lohan.store.activations import ActivationKey, ActivationStore
+from lohan.store.activations import SwapFile, SwapKey
 from lohan.store.counters import StoreCounters
 from lohan.store.layout import (
     GRAIN,
@@ -37,8 +37,6 @@ __all__ = [
     "MIN_SCRATCH_BYTES",
     "SCRATCH_BYTES",
     "TRAINABLE_PARTS",
-    "ActivationKey",
-    "ActivationStore",
     "BlockLayout",
     "BlockState",
     "ByteRange",
@@ -58,6 +56,8 @@ __all__ = [
     "StateStoreWarning",
     "StoreCounters",
     "StoreTicket",
+    "SwapFile",
+    "SwapKey",
     "TensorEntry",
     "TensorPlace",
     "create_states",

@@ -36,7 +36,7 @@ ACTIVATIONS_NAME = "activations"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ActivationKey:
+class SwapKey:
     """Which output: of which operator, in which block, micro-batch and step."""
 
     step: int
@@ -52,7 +52,7 @@ class ActivationKey:
         )
 
 
-class ActivationStore:
+class SwapFile:
     """Bytes by key. All methods: run on any thread; only `wait` and `close` may block.
 
     Args:
@@ -87,7 +87,7 @@ class ActivationStore:
         self._budget_bytes = ram_budget_bytes
         self._tally = Tally()
         self._lock = threading.Lock()
-        self._extents: dict[ActivationKey, tuple[Extent, int]] = {}
+        self._extents: dict[SwapKey, tuple[Extent, int]] = {}
         self._buffers: set[Buffer] = set()
 
     @property
@@ -130,7 +130,7 @@ class ActivationStore:
 
     def start_put(
         self,
-        key: ActivationKey,
+        key: SwapKey,
         memory: RamBuffer,
         nbytes: int,
         *,
@@ -170,7 +170,7 @@ class ActivationStore:
 
     def start_get(
         self,
-        key: ActivationKey,
+        key: SwapKey,
         memory: RamBuffer,
         *,
         offset_bytes: int = 0,
@@ -215,7 +215,7 @@ class ActivationStore:
         error = self._file.settle(ticket.striped)
         return named_error(error, ticket.what) if error is not None else None
 
-    def drop(self, key: ActivationKey) -> None:
+    def drop(self, key: SwapKey) -> None:
         """Forget an output; its requests must have been waited for. May block: no."""
         with self._lock:
             extent, _ = self._find(key)
@@ -239,7 +239,7 @@ class ActivationStore:
             self._extents.clear()
         self._pool.close()
 
-    def _find(self, key: ActivationKey) -> tuple[Extent, int]:
+    def _find(self, key: SwapKey) -> tuple[Extent, int]:
         if key not in self._extents:
             raise ScheduleError(
                 f"{key} was asked for",
@@ -251,7 +251,7 @@ class ActivationStore:
     def _ticket(
         self,
         operation: Operation,
-        key: ActivationKey,
+        key: SwapKey,
         memory: RamBuffer,
         offset_bytes: int,
         extent: Extent,

@@ -154,7 +154,8 @@ def test_finished_tasks_are_forgotten() -> None:
             executor.submit([task(number, Lane.CPU, *([number - 1] if number else []))])
             executor.wait(TaskId(number))
             assert executor.is_idle
-        assert not any((executor._followers, executor._num_waiting, executor._last_before))
+        assert not any(executor._ready._may_run.values())
+        assert not executor._last_before
 
 
 def test_the_most_urgent_task_that_may_run_goes_first() -> None:

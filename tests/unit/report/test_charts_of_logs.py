@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lohan.report.html.axis import decimals_for, round_step, scientific, step_axis, value_axis
 from lohan.report.html.line_chart import Chart, Series, line_chart
-from lohan.report.html.stacked_bar import Mark, Piece, stacked_bar
+from lohan.report.html.stacked_bar import BarPiece, Mark, stacked_bar
 from lohan.report.html.thinning import evenly_spread, kept_rows, running_mean
 
 any_float = st.floats(
@@ -188,8 +188,8 @@ def test_a_bar_is_as_long_as_its_bytes_and_shows_its_marks() -> None:
     html = stacked_bar(
         "ram",
         [
-            Piece(nbytes=30, colour=1, hint="a: 30 B"),
-            Piece(nbytes=10, colour=2, hint="<b>: 10 B"),
+            BarPiece(nbytes=30, colour=1, hint="a: 30 B"),
+            BarPiece(nbytes=10, colour=2, hint="<b>: 10 B"),
         ],
         [Mark(look="budget", nbytes=80, hint="allowed: 80 B")],
     )

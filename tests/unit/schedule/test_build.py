@@ -58,9 +58,7 @@ def test_a_step_reads_the_first_states_of_updates_that_are_put_off_and_a_flush_t
 
     def reads(tasks: tuple[Task, ...]) -> list[tuple[int, int]]:
         return [
-            (t.block, int(t.part.partition("/")[0]))
-            for t in tasks
-            if t.lane is Lane.SSD_READ and "OS32" in t.name
+            (t.block, t.piece.number) for t in tasks if t.lane is Lane.SSD_READ and "OS32" in t.name
         ]
 
     slot = max(

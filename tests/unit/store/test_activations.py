@@ -8,7 +8,7 @@ import pytest
 
 from lohan.errors import Corrupt, OutOfSpace, ScheduleError, StorageError
 from lohan.ssd import NativeEngine, RunDirectories
-from lohan.store import ActivationKey, ActivationStore
+from lohan.store import SwapFile, SwapKey
 from lohan.vocabulary import BlockId
 from support.fault_engine import Damage, Fail, FaultEngine
 from support.ssd_engines import random_bytes
@@ -17,8 +17,8 @@ from support.state_stores import make_directories
 SIZES = (1, 4096, 5000, 40_000)
 
 
-def key(step: int, number: int) -> ActivationKey:
-    return ActivationKey(step=step, micro_batch=0, block=BlockId(1), operator=number)
+def key(step: int, number: int) -> SwapKey:
+    return SwapKey(step=step, micro_batch=0, block=BlockId(1), operator=number)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def place(tmp_path: pathlib.Path):
 
 def test_outputs_come_back_and_their_room_is_used_again_every_step(place) -> None:
     run, engine = place
-    store = ActivationStore(run, engine=engine, capacity_bytes=64 << 10, chunk_bytes=8192)
+    store = SwapFile(run, engine=engine, capacity_bytes=64 << 10, chunk_bytes=8192)
     for step in range(20):
         for number, nbytes in enumerate(SIZES):
             buffer = store.lease(nbytes)
@@ -58,7 +58,7 @@ def test_outputs_come_back_and_their_room_is_used_again_every_step(place) -> Non
 
 def test_the_budget_of_buffers_is_kept(place) -> None:
     run, engine = place
-    store = ActivationStore(run, engine=engine, capacity_bytes=1, ram_budget_bytes=3 * 4096)
+    store = SwapFile(run, engine=engine, capacity_bytes=1, ram_budget_bytes=3 * 4096)
     store.lease(4097)
     with pytest.raises(ScheduleError, match=r"8\.0 KiB of 12\.0 KiB in use"):
         store.lease(4097)
@@ -68,7 +68,7 @@ def test_the_budget_of_buffers_is_kept(place) -> None:
 
 def test_keys_and_room_are_checked(place) -> None:
     run, engine = place
-    store = ActivationStore(run, engine=engine, capacity_bytes=8192, chunk_bytes=4096)
+    store = SwapFile(run, engine=engine, capacity_bytes=8192, chunk_bytes=4096)
     buffer = store.lease(8192)
     with pytest.raises(ScheduleError, match="never put, or was dropped"):
         store.start_get(key(0, 7), buffer)
@@ -87,7 +87,7 @@ def test_keys_and_room_are_checked(place) -> None:
 
 def test_a_failed_put_and_a_damaged_get_name_the_output(place) -> None:
     run, engine = place
-    store = ActivationStore(run, engine=engine, capacity_bytes=8192)
+    store = SwapFile(run, engine=engine, capacity_bytes=8192)
     buffer = store.lease(4096)
     engine.faults = {1: Fail(errno=5), 3: Damage()}
     with pytest.raises(StorageError, match="output 1 of block 1"):

@@ -10,10 +10,10 @@ from lohan.errors import OutOfSpace
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import Plan
 from lohan.ssd import ALIGNMENT_BYTES, CHUNK_BYTES, DriveId, IoEngine, RunDirectories
-from lohan.store import ActivationStore, StateLayout
+from lohan.store import StateLayout, SwapFile
 from lohan.store.rewording import explained_error
 from lohan.units import format_bytes
-from lohan.vocabulary import BlockId
+from lohan.vocabulary import BlockId, Choice
 
 
 def swap_room_bytes(plan: Plan, layout: StateLayout) -> int:
@@ -62,7 +62,7 @@ def try_swap_room(
     if not nbytes:
         return
     try:
-        ActivationStore(
+        SwapFile(
             run,
             engine=engine,
             capacity_bytes=nbytes,
@@ -83,7 +83,7 @@ def try_swap_room(
 def _goes_to_ssd(plan: Plan, number: int) -> bool:
     block = plan.blocks[number]
     choices = [block.input_choice, *(choice for _, choice in block.choices)]
-    return any(choice.value == "swap_to_ssd" for choice in choices)
+    return Choice.SWAP_TO_SSD in choices
 
 
 def _whole_pages(nbytes: int) -> int:

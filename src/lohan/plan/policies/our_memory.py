@@ -19,7 +19,7 @@ from lohan.plan.policies.our_buffers import Buffers
 from lohan.plan.pools import BlockSizes, pool_sizes, trained_parameters
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
-from lohan.vocabulary import BlockId, TensorKind, Tier
+from lohan.vocabulary import BlockId, PoolName, TensorKind, Tier
 
 # What the driver, the allocator's fragments and the framework's own workspaces take.
 GPU_SHARE = 0.92
@@ -100,7 +100,7 @@ class OurMemory:
         """Largest and total weights and gradients of the blocks."""
         return BlockSizes.of(self.shape)
 
-    def pool_bytes(self, gradient_slots: int | None) -> dict[str, int]:
+    def pool_bytes(self, gradient_slots: int | None) -> dict[PoolName, int]:
         """RAM of each streaming pool with so many blocks of gradients waiting."""
         return pool_sizes(
             self.system,
@@ -224,11 +224,11 @@ class OurMemory:
             line(
                 Tier.RAM,
                 "weights read ahead",
-                sizes["ring"] + sizes["held"] + sizes["fresh"],
+                sizes[PoolName.RING] + sizes[PoolName.HELD] + sizes[PoolName.FRESH],
                 ram_remedy,
             ),
-            line(Tier.RAM, "states in flight", sizes["states"], ram_remedy),
-            line(Tier.RAM, "gradients waiting", sizes["waiting"], ram_remedy),
+            line(Tier.RAM, "states in flight", sizes[PoolName.STATES], ram_remedy),
+            line(Tier.RAM, "gradients waiting", sizes[PoolName.WAITING], ram_remedy),
             line(
                 Tier.RAM,
                 "swapped activations",

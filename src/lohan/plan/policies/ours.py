@@ -23,7 +23,7 @@ from lohan.plan.policies.our_search import Chosen, Search
 from lohan.plan.residency import choose_residents, largest_residents
 from lohan.plan.system import SPLIT_STATE, ActivationRule, System, UpdateTiming
 from lohan.plan.workload import Workload
-from lohan.vocabulary import Choice, TensorKind, Tier
+from lohan.vocabulary import Choice, PoolName, TensorKind, Tier
 
 OURS = System(
     name="lohan+",
@@ -118,7 +118,7 @@ class _Planner:
     def _wants_ram(self, way: tuple["_Decided", Plan]) -> bool:
         """Whether states in flight take a good part of RAM from what could stay in it."""
         memory, plan = way[0].memory, way[1]
-        states = memory.pool_bytes(plan.gradient_slots)["states"]
+        states = memory.pool_bytes(plan.gradient_slots)[PoolName.STATES]
         return states > (1 - _WORTH_CUTTING) * memory.budgets[Tier.RAM]
 
     def _best_way(self, memory: OurMemory) -> tuple["_Decided", Plan]:

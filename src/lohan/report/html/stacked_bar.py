@@ -13,7 +13,7 @@ NUM_COLOURS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class BarPiece:
     """One part of a bar."""
 
     nbytes: int
@@ -32,7 +32,7 @@ class Mark:
     hint: str
 
 
-def stacked_bar(anchor: str, pieces: Sequence[Piece], marks: Sequence[Mark]) -> str:
+def stacked_bar(anchor: str, pieces: Sequence[BarPiece], marks: Sequence[Mark]) -> str:
     """Return a bar of pieces from left to right, with marks across.
 
     The element `<anchor>-title` elsewhere on the page is its name.

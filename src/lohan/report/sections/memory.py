@@ -6,7 +6,7 @@ Owns the reading of a saved plan's ledger, and the bars and tables made from it.
 from collections.abc import Mapping
 
 from lohan.report.html.markup import not_recorded, note, section, shortened, table
-from lohan.report.html.stacked_bar import NUM_COLOURS, Mark, Piece, stacked_bar
+from lohan.report.html.stacked_bar import NUM_COLOURS, BarPiece, Mark, stacked_bar
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
 from lohan.report.sections.headline import format_share
@@ -56,7 +56,7 @@ def _tier(tier: Tier, lines: list[tuple[str, int]], peak: int | None) -> str:
     uses = uses[:_MOST_LINES] + ([("everything else", rest)] if rest else [])
     total = sum(nbytes for _, nbytes in uses)
     pieces = [
-        Piece(
+        BarPiece(
             nbytes=nbytes,
             colour=_colour(number),
             hint=f"{purpose}: {format_bytes(nbytes)}",

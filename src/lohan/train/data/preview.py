@@ -14,7 +14,7 @@ from lohan.train.data.dataset import TrainingRows, find_refused_row, refuse_miss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TextPiece:
     """A stretch of text of which all tokens count for the loss, or none."""
 
     text: str
@@ -26,7 +26,7 @@ class RowPreview:
     """One row as tokens."""
 
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
     num_tokens: int
     num_trained_tokens: int
 
@@ -139,15 +139,15 @@ def preview_rows(
     )
 
 
-def _pieces(tokens: Sequence[int], labels: Sequence[int], tokenizer: Any) -> tuple[Piece, ...]:
+def _pieces(tokens: Sequence[int], labels: Sequence[int], tokenizer: Any) -> tuple[TextPiece, ...]:
     """Stretches of equal mask; each is decoded as a whole, so that no letter is cut in two."""
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     begin = 0
     for end in range(1, len(tokens) + 1):
         is_trained = labels[begin] != -100
         if end < len(tokens) and (labels[end] != -100) == is_trained:
             continue
         text = tokenizer.decode(tokens[begin:end], skip_special_tokens=False)
-        pieces.append(Piece(text=text, is_trained=is_trained))
+        pieces.append(TextPiece(text=text, is_trained=is_trained))
         begin = end
     return tuple(pieces)
