@@ -20,6 +20,7 @@ ORDER = [
     {"plan"},
     {"schedule"},
     {"simulate", "ssd", "device"},
+    {"simulate.answers"},
     {"store", "optimizer", "parallel"},
     {"drive.surroundings", "drive.weights"},
     {"drive.activations"},
@@ -31,6 +32,7 @@ ORDER = [
     {"engine"},
     {"report"},
     {"measure"},
+    {"paper"},
     {"attaching"},
     {"train.weights"},
     {"train.data"},
@@ -57,6 +59,7 @@ WITHOUT_TORCH = [
     "plan",
     "schedule",
     "simulate",
+    "paper",
     "ssd",
     "model",
     "report",
@@ -103,6 +106,14 @@ def test_imports_point_downward(path: pathlib.Path) -> None:
     assert own is not None, "it has no room: add it to ORDER and to ARCHITECTURE.md"
     upward = {room for room in imported_rooms(path) if room != own and ROWS[room] >= ROWS[own]}
     assert not upward, f"{own} imports {upward}, which are not below it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_published_systems_are_known_only_to_those_who_take_policies_by_name(
+    path: pathlib.Path,
+) -> None:
+    if own_room(path) not in ("paper", "attaching", "cli"):
+        assert "paper" not in imported_rooms(path), "take the policy itself, not its name"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))

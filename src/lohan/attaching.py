@@ -1,7 +1,7 @@
 """`lohan.attach`: from a model, an optimizer and SSD directories to an engine that trains.
 
 Owns the defaults a user may leave out: what machine this is (measured when it must be, kept), how
-much memory is free. The rest is `runtime.attach`.
+much memory is free. The rest is `engine.attach`.
 """
 
 import os
@@ -16,7 +16,7 @@ from lohan.drive import LossFunction
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
 from lohan.engine.planning.known_drives import KnownDrives
-from lohan.engine.planning.plan_run import PlannedRun, Policy
+from lohan.engine.planning.plan_run import PlannedRun
 from lohan.engine.planning.write_limit import WriteLimit
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware import Machine, machine_from
@@ -31,6 +31,8 @@ from lohan.measure import (
 )
 from lohan.measure.machine import MOST_WRITTEN_BYTES
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.paper import policy_named
+from lohan.plan.policies import Policy
 from lohan.ssd import check_directories
 from lohan.store.initial import Moments
 from lohan.units import MIB, format_bytes, parse_bytes
@@ -141,7 +143,7 @@ def attach(
             gpu_bytes=gpu_bytes,
             machine=known,
             device=opened,
-            policy=policy,
+            policy=policy_named(policy) if isinstance(policy, str) else policy,
             weights=weights,
             moments=moments,
             counters=counters,

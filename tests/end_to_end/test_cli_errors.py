@@ -237,7 +237,7 @@ def test_mistake_of_our_own_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("lohan.cli.answer.make_plan", broken)
+    monkeypatch.setattr("lohan.cli.request.shape_of", broken)
     with pytest.raises(ZeroDivisionError, match="ours"):
         run_lohan(*PLAN)
 

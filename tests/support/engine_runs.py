@@ -10,12 +10,12 @@ import torch
 
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
-from lohan.engine.planning.plan_run import Policy
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.plan import make_plan
+from lohan.paper import policy_named
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
 from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice, TensorKind
@@ -50,15 +50,15 @@ class EngineCase:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def forced(case: EngineCase) -> Policy | str:
+def forced(case: EngineCase) -> Policy:
     """The policy of a case: a named one, with some of its decisions overruled."""
     if case.choice is None and case.residents is None and case.num_parts == 1:
-        return case.policy
+        return policy_named(case.policy) if isinstance(case.policy, str) else case.policy
     assert isinstance(case.policy, str)
     policy = case.policy
 
     def make(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
-        plan = make_plan(policy, machine, shape, workload)
+        plan = policy_named(policy).plan(machine, shape, workload)
         blocks = [
             _overruled(case, block, shape.blocks[number], number, len(plan.blocks))
             for number, block in enumerate(plan.blocks)

@@ -23,7 +23,7 @@ def _machines() -> list[str]:
 
 
 def _policies() -> list[str]:
-    from lohan.plan.policies import POLICY_NAMES
+    from lohan.paper import POLICY_NAMES
 
     return list(POLICY_NAMES)
 

@@ -6,11 +6,11 @@ is labelled simulated.
 
 from rich.console import Console
 
-from lohan.cli.answer import Answer, RunTotals, totals_of
 from lohan.cli.output import table
 from lohan.hardware.machine import Machine
 from lohan.plan.run_cost import run_cost
-from lohan.simulate.batch_advice import advised
+from lohan.simulate.answers.answer import Answer, RunTotals, totals_of
+from lohan.simulate.answers.batch_advice import advised
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Tier
@@ -43,7 +43,7 @@ def show_request(answer: Answer, console: Console) -> None:
     console.print(request.machine.description)
     clipping = "with" if workload.clips_gradients else "without"
     console.print(
-        f"policy {request.policy}, batch {workload.batch} x {workload.sequence} tokens, "
+        f"policy {request.policy.name}, batch {workload.batch} x {workload.sequence} tokens, "
         f"{answer.plan.num_micro_batches} micro-batch(es) per GPU, {clipping} clipping"
     )
     console.print()

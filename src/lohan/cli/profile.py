@@ -58,10 +58,10 @@ def profile(
     """
     from lohan.cli.files import check_outputs, write_text
     from lohan.cli.output import console, print_json
-    from lohan.cli.profile_meaning import meaning_of
     from lohan.cli.profile_tables import show_profile
     from lohan.cli.request import parse_size
     from lohan.measure import measuring_bar, profile_machine
+    from lohan.simulate.answers.machine_meaning import meaning_of
 
     check_outputs([out], force=force)
     ram_bytes = None if ram is None else parse_size(ram, "--ram")

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lohan.cli.output import table
-from lohan.cli.profile_meaning import Meaning
 from lohan.measure import Figure, MeasuredMachine
 from lohan.measure.cache import MOST_AGE
+from lohan.simulate.answers.machine_meaning import Meaning
 from lohan.units import (
     format_bytes,
     format_bytes_decimal,

@@ -1,96 +1,14 @@
-"""The published rows and their simulation, summed up per figure, as tables or JSON.
+"""The published rows beside their simulation, as tables.
 
-Owns grouping and printing; each row is simulated in `lohan.simulate.reproduce`.
+Owns wording and order; computed in `lohan.paper.reproduce`.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from lohan.cli.output import table
-from lohan.simulate.reproduce import (
-    THROUGHPUT_METRICS,
-    ReproducedRow,
-    Spread,
-    reproduce_row,
-    spread_of,
-)
-from lohan.simulate.rows import PublishedRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reproduction:
-    """Every row, and the spreads."""
-
-    rows: tuple[ReproducedRow, ...]
-
-    @property
-    def throughput(self) -> list[ReproducedRow]:
-        """Rows about speed: tokens, images or FLOPs per second."""
-        return [row for row in self.rows if row.row.metric in THROUGHPUT_METRICS]
-
-    @property
-    def capacity(self) -> list[ReproducedRow]:
-        """Rows about what fits that were simulated."""
-        return [row for row in self.rows if row.is_right is not None]
-
-    @property
-    def skipped(self) -> list[ReproducedRow]:
-        """Rows that were not simulated."""
-        return [row for row in self.rows if row.reason]
-
-    def overall(self) -> list[Spread]:
-        """The spreads over all figures."""
-        throughput = self.throughput
-        groups = {
-            "throughput, all systems": throughput,
-            "throughput, lohan on one GPU": [
-                row for row in throughput if row.row.system == "lohan" and row.row.num_gpus == 1
-            ],
-            "throughput, other systems": [row for row in throughput if row.row.system != "lohan"],
-            "throughput, several GPUs": [row for row in throughput if row.row.num_gpus > 1],
-            "stages and shares": [
-                row for row in self.rows if row.row.metric not in THROUGHPUT_METRICS
-            ],
-        }
-        return _spreads(groups.items())
-
-    def per_figure(self) -> list[Spread]:
-        """The spreads figure by figure, throughput and stage times alike."""
-        figures: dict[str, list[ReproducedRow]] = {}
-        for row in self.rows:
-            figures.setdefault(row.row.figure, []).append(row)
-        return _spreads(sorted(figures.items()))
-
-    def to_fields(self) -> dict[str, object]:
-        """Every row with all its columns, and the summary."""
-        right = sum(bool(row.is_right) for row in self.capacity)
-        return {
-            "simulated": True,
-            "rows": [row.to_fields() for row in self.rows],
-            "summary": {
-                "overall": [asdict(spread) for spread in self.overall()],
-                "figures": [asdict(spread) for spread in self.per_figure()],
-                "capacity": {
-                    "num_rows": len(self.capacity),
-                    "num_right": right,
-                    "share_right": right / len(self.capacity) if self.capacity else None,
-                },
-                "num_rows": len(self.rows),
-                "num_not_simulated": len(self.skipped),
-            },
-        }
-
-
-def _spreads(groups: Iterable[tuple[str, Sequence[ReproducedRow]]]) -> list[Spread]:
-    found = (spread_of(name, rows) for name, rows in groups)
-    return [spread for spread in found if spread is not None]
-
-
-def reproduction_of(rows: Iterable[PublishedRow]) -> Reproduction:
-    """Simulate every row."""
-    return Reproduction(rows=tuple(reproduce_row(row) for row in rows))
+from lohan.paper.reproduce import Reproduction, Spread
 
 
 def show_reproduction(found: Reproduction, console: Console) -> None:

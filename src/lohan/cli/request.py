@@ -5,41 +5,25 @@ that plan.
 """
 
 import re
-from dataclasses import dataclass
 
-from lohan.errors import ConfigError, nearest_names
+from lohan.errors import ConfigError
 from lohan.hardware import Machine, machine_from
 from lohan.hardware.this_host import kept_machine
 from lohan.model.names import canonical_name, shape_of
 from lohan.model.shape import ModelShape
-from lohan.plan.limits import Question
-from lohan.plan.policies import POLICY_NAMES
-from lohan.plan.policies.ours import OURS
+from lohan.paper import POLICIES, POLICY_NAMES, policy_named
+from lohan.paper.systems import GPU_ONLY
+from lohan.plan.policies import OUR_POLICY, SystemPolicy
 from lohan.plan.workload import Workload
+from lohan.simulate.answers.answer import Request
+from lohan.simulate.timeline import MAX_STEPS
 from lohan.units import parse_bytes
 
 DEFAULT_SEQUENCE = 1024
 _COUNT = re.compile(r"^(?P<number>\d+(?:[._]?\d+)*(?:[eE]\+?\d{1,2})?)(?P<unit>[kmbtKMBT]?)$")
+OTHER_POLICIES = tuple(policy for policy in POLICIES.values() if policy.system is not GPU_ONLY)
+"""Those worth offering where one does not fit: who asks here has too little GPU memory for all."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a command was asked for, understood."""
-
-    machine: Machine
-    shape: ModelShape
-    workload: Workload
-    policy: str
-    has_own_ram: bool
-    """The RAM size was given on the command line."""
-
-    @property
-    def question(self) -> Question:
-        """The same as a question to the planner."""
-        return Question(
-            policy=self.policy, machine=self.machine, shape=self.shape, workload=self.workload
-        )
 
 
 def parse_size(text: str, option: str) -> int:
@@ -110,38 +94,63 @@ def machine_asked(
     return found
 
 
-def check_policy(policy: str) -> str:
-    """Return a policy's name.
+def policy_asked(name: str) -> SystemPolicy:
+    """Return the policy of a name.
 
     Raises:
         ConfigError: if there is none of that name.
     """
-    name = policy.strip().lower()
-    if name not in POLICY_NAMES:
+    return policy_named(name.strip().lower())
+
+
+def policies_asked(text: str | None) -> tuple[SystemPolicy, ...]:
+    """The policies named in a list separated by commas; all of them if none is given.
+
+    Raises:
+        ConfigError: for an unknown name, or an empty list.
+    """
+    if text is None:
+        return tuple(POLICIES.values())
+    named = [policy_asked(word) for word in text.split(",") if word.strip()]
+    if not named:
         raise ConfigError(
-            f"there is no policy {policy!r}",
-            why=f"the policies are {', '.join(POLICY_NAMES)}",
-            remedy=nearest_names(name, POLICY_NAMES),
+            "--policies names none",
+            why="there must be something to compare",
+            remedy=f"name some of {', '.join(POLICY_NAMES)}, or leave it out",
         )
-    return name
+    return tuple({policy.name: policy for policy in named}.values())
 
 
-def clips(policy: str, clip: bool | None) -> bool:
+def clips(policy: SystemPolicy, clip: bool | None) -> bool:
     """Whether gradients are clipped: as asked, or as the policy's system does by default.
 
     Raises:
         ConfigError: if clipping is asked of a system that has none.
     """
-    if policy == OURS.name:
+    if policy is OUR_POLICY:
         return clip is not False
     if clip:
         raise ConfigError(
-            f"--clip was asked of {policy}",
+            f"--clip was asked of {policy.name}",
             why="the published systems have no exact clipping; a plan with it would describe none "
             "of them",
-            remedy=f"leave --clip out, or use --policy {OURS.name}",
+            remedy=f"leave --clip out, or use --policy {OUR_POLICY.name}",
         )
     return False
+
+
+def check_steps(num_steps: int) -> None:
+    """Refuse a number of steps that cannot be shown.
+
+    Raises:
+        ConfigError: if it is below 1 or above the most that is simulated.
+    """
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise ConfigError(
+            f"--steps {num_steps} cannot be shown",
+            why=f"steady steps repeat: 1 to {MAX_STEPS} of them tell everything",
+            remedy=f"give 1 to {MAX_STEPS}",
+        )
 
 
 def shape_asked(model: str, sequence: int | None) -> tuple[ModelShape, int]:
@@ -182,8 +191,8 @@ def request_of(
     Raises:
         ConfigError: for anything in it that cannot be meant.
     """
-    name = check_policy(policy)
-    clips_gradients = clips(name, clip)
+    planner = policy_asked(policy)
+    clips_gradients = clips(planner, clip)
     box = machine_asked(
         machine, ram=ram, gpu=gpu, ssds=ssds, gpus=gpus, num_directories=num_directories
     )
@@ -191,5 +200,5 @@ def request_of(
     workload = Workload(batch=batch, sequence=sequence, clips_gradients=clips_gradients)
     workload.batch_per_gpu(box.num_gpus)
     return Request(
-        machine=box, shape=shape, workload=workload, policy=name, has_own_ram=ram is not None
+        machine=box, shape=shape, workload=workload, policy=planner, has_own_ram=ram is not None
     )

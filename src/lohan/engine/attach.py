@@ -22,7 +22,7 @@ from lohan.engine.loss import Progress
 from lohan.engine.model_buffers import ModelBuffers
 from lohan.engine.planning.budgets import Budgets
 from lohan.engine.planning.known_drives import KnownDrives, measured_if_used
-from lohan.engine.planning.plan_run import PlannedRun, Policy, master_format_of, plan_run
+from lohan.engine.planning.plan_run import PlannedRun, master_format_of, plan_run
 from lohan.engine.planning.swap_room import try_swap_room
 from lohan.engine.planning.traced_model import TracedModel, sizes_of
 from lohan.engine.planning.write_limit import WriteLimit
@@ -41,6 +41,7 @@ from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.lanes.step_record import NonFinitePolicy
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.plan.policies import Policy
 from lohan.ssd import CHUNK_BYTES, IoEngine, add_drives, choose_engine
 from lohan.store import (
     ComputeFormat,

@@ -24,7 +24,7 @@ from lohan.engine.loss import Progress
 from lohan.engine.planning.budgets import Budgets
 from lohan.engine.planning.known_drives import KnownDrives
 from lohan.engine.planning.plan_memory import kinds_in_ram
-from lohan.engine.planning.plan_run import PlannedRun, Policy, plan_run
+from lohan.engine.planning.plan_run import PlannedRun, plan_run
 from lohan.engine.planning.swap_room import swap_room_bytes
 from lohan.engine.planning.traced_model import BatchSizes, TracedModel, plain_batch
 from lohan.errors import ConfigError, HardwareError
@@ -35,6 +35,7 @@ from lohan.lanes.weight_map import map_weights, state_entries
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.policies import Policy
 from lohan.ssd import (
     CHUNK_BYTES,
     DriveId,

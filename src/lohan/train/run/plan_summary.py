@@ -13,7 +13,7 @@ from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.plan.limits import Question
 from lohan.plan.run_cost import run_cost, run_warnings
-from lohan.simulate.batch_advice import BatchChoice, advised, batch_choices
+from lohan.simulate.answers.batch_advice import BatchChoice, advised, batch_choices
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Choice, Tier
 

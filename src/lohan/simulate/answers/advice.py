@@ -14,10 +14,10 @@ from lohan.plan.limits import Question
 from lohan.plan.plan import Plan
 from lohan.plan.policies import make_plan
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
-from lohan.simulate.batch_advice import FASTER, advised, batch_choices
+from lohan.simulate.answers.batch_advice import FASTER, advised, batch_choices
+from lohan.simulate.answers.what_if import what_ifs
 from lohan.simulate.bottleneck import GPU_WORDS, PROCESSOR_WORDS, plain_limit
 from lohan.simulate.quick import quick_step
-from lohan.simulate.what_if import what_ifs
 from lohan.vocabulary import Tier
 
 _WORTH_BUYING = 1.1

@@ -1,4 +1,4 @@
-"""The steady part of a simulated run, as trace, picture and text.
+"""The steady part of a simulated run, as trace and text.
 
 The first steps fill the pipeline and the last one ends without a successor; both would mislead, so
 only whole steps between them are shown. Owns which steps those are.
@@ -6,38 +6,23 @@ only whole steps between them are shown. Owns which steps those are.
 
 from dataclasses import dataclass, replace
 
-from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
-from lohan.report import lane_chart_svg
 from lohan.schedule.build import build_schedule
 from lohan.schedule.check import check_schedule
 from lohan.schedule.task import Compute, Schedule
 from lohan.schedule.text import dump_schedule
-from lohan.simulate import SimulatedStep, read_off, replay, settled_schedule, trace_of
 from lohan.simulate.clock import ClockResult
+from lohan.simulate.result import SimulatedStep
 from lohan.simulate.settle import settle
-from lohan.simulate.simulator import NUM_STEPS
+from lohan.simulate.simulator import NUM_STEPS, read_off, replay, settled_schedule
+from lohan.simulate.tracing import trace_of
 from lohan.trace import Counter, Trace, chrome_json
 from lohan.vocabulary import ComputeKind
 
 MAX_STEPS = 8
 _STEPS_AROUND = 4
 """Steps simulated around the shown ones: the pipeline fills, and it runs empty."""
-
-
-def check_steps(num_steps: int) -> None:
-    """Refuse a number of steps that cannot be shown.
-
-    Raises:
-        ConfigError: if it is below 1 or above the most that is simulated.
-    """
-    if not 1 <= num_steps <= MAX_STEPS:
-        raise ConfigError(
-            f"--steps {num_steps} cannot be shown",
-            why=f"steady steps repeat: 1 to {MAX_STEPS} of them tell everything",
-            remedy=f"give 1 to {MAX_STEPS}",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +39,18 @@ class Timeline:
 
     def chrome(self) -> str:
         """The steady steps for Perfetto; time 0 is where the first span shown begins."""
-        shown = self._steady(self.start_seconds)
+        shown = self.steady()
         begin = min((span.start_seconds for span in shown.spans), default=0.0)
         return chrome_json(self._steady(self.start_seconds + begin))
 
-    def svg(self) -> str:
-        """The steady steps as a picture; time 0 is where the first of them begins."""
-        length = self.end_seconds - self.start_seconds
-        return lane_chart_svg(self._steady(self.start_seconds), start_seconds=0, end_seconds=length)
+    def steady(self) -> Trace:
+        """The steady steps; time 0 is where the first of them begins."""
+        return self._steady(self.start_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """How long the steady steps take."""
+        return self.end_seconds - self.start_seconds
 
     def text(self) -> str:
         """The tasks of one steady step, lane by lane."""

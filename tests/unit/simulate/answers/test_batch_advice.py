@@ -9,7 +9,7 @@ from lohan.model.names import shape_of
 from lohan.plan import make_plan
 from lohan.plan.limits import Question
 from lohan.plan.workload import Workload
-from lohan.simulate.batch_advice import advised, batch_choices
+from lohan.simulate.answers.batch_advice import advised, batch_choices
 from lohan.simulate.quick import quick_step
 from lohan.simulate.result import SimulatedStep
 

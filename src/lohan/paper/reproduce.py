@@ -7,8 +7,8 @@ nothing is fitted here.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from lohan.errors import ConfigError, DoesNotFit
@@ -16,12 +16,12 @@ from lohan.hardware.machine import Machine
 from lohan.hardware.presets import machine_named
 from lohan.model.names import canonical_name, shape_of
 from lohan.model.shape import ModelShape
+from lohan.paper.policies import policy_named
+from lohan.paper.rows import GPT_SIZES, PublishedRow, whole_number
 from lohan.plan.plan import Plan
-from lohan.plan.policies import make_plan
 from lohan.plan.system import UpdateTiming
 from lohan.plan.workload import Workload
 from lohan.simulate.result import SimulatedStep
-from lohan.simulate.rows import GPT_SIZES, PublishedRow, whole_number
 from lohan.simulate.simulator import simulate_plan
 from lohan.units import GIB
 
@@ -100,7 +100,8 @@ def _plan(row: PublishedRow, model: str, batch: int) -> tuple[Plan, Machine]:
     sequence = shape.tokens_per_sample or PAPER_SEQUENCE
     name = row.system.casefold()
     system = SYSTEM_NAMES.get(name, name)
-    return make_plan(system, machine, shape, Workload(batch=batch, sequence=sequence)), machine
+    workload = Workload(batch=batch, sequence=sequence)
+    return policy_named(system).plan(machine, shape, workload), machine
 
 
 def _fits(row: PublishedRow, model: str, batch: int) -> bool:
@@ -310,3 +311,77 @@ def spread_of(name: str, rows: Iterable[ReproducedRow]) -> Spread | None:
         percentile_90=errors[rank],
         largest=errors[-1],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """Every row, and the spreads."""
+
+    rows: tuple[ReproducedRow, ...]
+
+    @property
+    def throughput(self) -> list[ReproducedRow]:
+        """Rows about speed: tokens, images or FLOPs per second."""
+        return [row for row in self.rows if row.row.metric in THROUGHPUT_METRICS]
+
+    @property
+    def capacity(self) -> list[ReproducedRow]:
+        """Rows about what fits that were simulated."""
+        return [row for row in self.rows if row.is_right is not None]
+
+    @property
+    def skipped(self) -> list[ReproducedRow]:
+        """Rows that were not simulated."""
+        return [row for row in self.rows if row.reason]
+
+    def overall(self) -> list[Spread]:
+        """The spreads over all figures."""
+        throughput = self.throughput
+        groups = {
+            "throughput, all systems": throughput,
+            "throughput, lohan on one GPU": [
+                row for row in throughput if row.row.system == "lohan" and row.row.num_gpus == 1
+            ],
+            "throughput, other systems": [row for row in throughput if row.row.system != "lohan"],
+            "throughput, several GPUs": [row for row in throughput if row.row.num_gpus > 1],
+            "stages and shares": [
+                row for row in self.rows if row.row.metric not in THROUGHPUT_METRICS
+            ],
+        }
+        return _spreads(groups.items())
+
+    def per_figure(self) -> list[Spread]:
+        """The spreads figure by figure, throughput and stage times alike."""
+        figures: dict[str, list[ReproducedRow]] = {}
+        for row in self.rows:
+            figures.setdefault(row.row.figure, []).append(row)
+        return _spreads(sorted(figures.items()))
+
+    def to_fields(self) -> dict[str, object]:
+        """Every row with all its columns, and the summary."""
+        right = sum(bool(row.is_right) for row in self.capacity)
+        return {
+            "simulated": True,
+            "rows": [row.to_fields() for row in self.rows],
+            "summary": {
+                "overall": [asdict(spread) for spread in self.overall()],
+                "figures": [asdict(spread) for spread in self.per_figure()],
+                "capacity": {
+                    "num_rows": len(self.capacity),
+                    "num_right": right,
+                    "share_right": right / len(self.capacity) if self.capacity else None,
+                },
+                "num_rows": len(self.rows),
+                "num_not_simulated": len(self.skipped),
+            },
+        }
+
+
+def _spreads(groups: Iterable[tuple[str, Sequence[ReproducedRow]]]) -> list[Spread]:
+    found = (spread_of(name, rows) for name, rows in groups)
+    return [spread for spread in found if spread is not None]
+
+
+def reproduction_of(rows: Iterable[PublishedRow]) -> Reproduction:
+    """Simulate every row."""
+    return Reproduction(rows=tuple(reproduce_row(row) for row in rows))

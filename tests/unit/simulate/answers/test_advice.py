@@ -8,7 +8,7 @@ from lohan.hardware import machine_named
 from lohan.model.shape import Growth
 from lohan.plan import Workload, make_plan
 from lohan.plan.limits import Question
-from lohan.simulate.advice import Advice, advice_for, limit_sentence, question_of
+from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence, question_of
 from lohan.simulate.quick import quick_step
 from support.hand_made import block, model, operator
 

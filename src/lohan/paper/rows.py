@@ -132,7 +132,7 @@ def _cells(reader: "csv.DictReader[str]", where: str) -> Iterator[dict[str, str]
 
 def shipped_rows() -> list[PublishedRow]:
     """The rows that come with the project."""
-    text = resources.files("lohan.simulate").joinpath("published_numbers.csv").read_text()
+    text = resources.files("lohan.paper").joinpath("published_numbers.csv").read_text()
     return parse_rows(text.splitlines(), where="published_numbers.csv")
 
 

@@ -11,7 +11,8 @@ import pytest
 from lohan.hardware import machine_named
 from lohan.hardware.machine import Machine
 from lohan.model import shape_of
-from lohan.plan import Workload, make_plan
+from lohan.paper import policy_named
+from lohan.plan import Workload
 from lohan.simulate import SimulatedStep
 from lohan.simulate.quick import quick_step
 from lohan.units import GIB
@@ -24,7 +25,7 @@ DGX_TOKENS_PER_SECOND_PER_KDOLLAR = 25.6
 
 @lru_cache(maxsize=256)
 def step(policy: str, model: str, batch: int, machine: Machine = SERVER) -> SimulatedStep | None:
-    plan = make_plan(policy, machine, shape_of(model), Workload(batch=batch, sequence=1024))
+    plan = policy_named(policy).plan(machine, shape_of(model), Workload(batch=batch, sequence=1024))
     return quick_step(plan, machine) if plan.ledger.fits else None
 
 

@@ -1,25 +1,47 @@
 """The answer of `lohan plan` and `lohan simulate`: everything about one plan, as numbers.
 
 Gathers ledger, simulated step, run totals, what-ifs, limits and nearest fits; prints nothing. The
-tables are in `plan_tables`, the JSON form here.
+tables are in `lohan.cli.plan_tables`, the JSON form here.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from lohan.cli.known_shapes import models_like
-from lohan.cli.request import Request
 from lohan.errors import DoesNotFit
-from lohan.plan.limits import largest_batch, largest_model
+from lohan.hardware.machine import Machine
+from lohan.model.known_shapes import models_like
+from lohan.model.shape import ModelShape
+from lohan.plan.limits import Question, largest_batch, largest_model
 from lohan.plan.nearest import NearestFit, more_memory, nearest_fits
 from lohan.plan.plan import Plan
-from lohan.plan.policies import make_plan
+from lohan.plan.policies import SystemPolicy
 from lohan.plan.run_cost import run_cost, run_warnings
-from lohan.simulate.batch_advice import BatchChoice, advised, batch_choices
+from lohan.plan.workload import Workload
+from lohan.simulate.answers.batch_advice import BatchChoice, advised, batch_choices
+from lohan.simulate.answers.what_if import WhatIf, what_ifs
 from lohan.simulate.result import SimulatedStep
-from lohan.simulate.what_if import WhatIf, what_ifs
 from lohan.units import format_bytes
 from lohan.vocabulary import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a command was asked for, understood."""
+
+    machine: Machine
+    shape: ModelShape
+    workload: Workload
+    policy: SystemPolicy
+    has_own_ram: bool
+    """The RAM size was given on the command line."""
+
+    @property
+    def question(self) -> Question:
+        """The same as a question to the planner."""
+        return Question(
+            policy=self.policy, machine=self.machine, shape=self.shape, workload=self.workload
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +89,7 @@ class Answer:
             "machine": request.machine.name,
             "machine_description": request.machine.description,
             "num_gpus": request.machine.num_gpus,
-            "policy": request.policy,
+            "policy": request.policy.name,
             "batch": workload.batch,
             "sequence": workload.sequence,
             "clips_gradients": workload.clips_gradients,
@@ -155,7 +177,7 @@ def plan_of(request: Request) -> Plan:
         DoesNotFit: if the RAM size on the command line is below what the model needs whatever
             the batch: no answer about this model can be given with it.
     """
-    plan = make_plan(request.policy, request.machine, request.shape, request.workload)
+    plan = request.policy.plan(request.machine, request.shape, request.workload)
     if request.has_own_ram and Tier.RAM in plan.ledger.shortages():
         _require_minimum_ram(request)
     return plan
@@ -166,7 +188,7 @@ def _require_minimum_ram(request: Request) -> None:
         request.question,
         workload=replace(request.workload, batch=request.machine.num_gpus),
     )
-    plan = make_plan(smallest.policy, smallest.machine, smallest.shape, smallest.workload)
+    plan = request.policy.plan(smallest.machine, smallest.shape, smallest.workload)
     if Tier.RAM not in plan.ledger.shortages():
         return
     ram_bytes = request.machine.ram_bytes
@@ -175,7 +197,7 @@ def _require_minimum_ram(request: Request) -> None:
     largest = plan.ledger.lines_of(Tier.RAM)[0]
     needs = plan.ledger.total(Tier.RAM)
     raise DoesNotFit(
-        f"--ram {format_bytes(ram_bytes)} is below the minimum: {request.policy} with "
+        f"--ram {format_bytes(ram_bytes)} is below the minimum: {request.policy.name} with "
         f"{request.shape.name} needs {format_bytes(needs)} of RAM even for one sequence per GPU, "
         f"{format_bytes(plan.ledger.budgets[Tier.RAM])} of it are allowed, short by "
         f"{format_bytes(plan.ledger.shortages()[Tier.RAM])}",
@@ -189,7 +211,7 @@ def _require_minimum_ram(request: Request) -> None:
     )
 
 
-def with_limits(answer: Answer) -> Answer:
+def with_limits(answer: Answer, policies: Iterable[SystemPolicy]) -> Answer:
     """The same answer with the largest batch and model that fit, and what to do if it does not."""
     request = answer.request
     question = request.question
@@ -201,7 +223,9 @@ def with_limits(answer: Answer) -> Answer:
         answer,
         largest_batch=largest_batch(question),
         largest_model=largest.name if largest else None,
-        nearest=() if ledger.fits else tuple(nearest_fits(question, ledger.shortages(), shapes)),
+        nearest=()
+        if ledger.fits
+        else tuple(nearest_fits(question, ledger.shortages(), shapes, policies)),
     )
 
 
