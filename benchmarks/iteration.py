@@ -45,10 +45,11 @@ from lohan.plan import Workload, make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.system import DrivingRates
 from lohan.simulate import SimulatedStep, simulate_plan
-from lohan.ssd import PacedEngine, choose_engine
+from lohan.ssd import choose_engine
 from lohan.store import MasterFormat, StoreCounters
 from lohan.trace import Trace
 from lohan.units import format_bytes, format_rate
+from support.paced_engine import PacedEngine
 
 NUM_WARM_UP_STEPS = 3
 """The first touches memory and files, the engine watches the second, the third fills the lanes."""

@@ -8,13 +8,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from lohan.drive import (
-    SegmentedModel,
-    map_segments,
-)
+from lohan.drive import SegmentedModel
 from lohan.drive.activations.swap_modes import BlockChoices
 from lohan.errors import ConfigError, LohanError, ScheduleError
 from support.driven_toys import assert_nothing_left, drive
+from support.mapped_segments import map_segments
 from support.plain_training import (
     ComeAndGo,
     StayInPlace,

@@ -7,15 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.drive import (
-    SegmentedModel,
-    SegmentMap,
-    map_segments,
-    observe_rest_uses,
-)
+from lohan.drive import SegmentedModel, SegmentMap
 from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
 from lohan.drive.surroundings.ambient import memory_features_off
 from lohan.vocabulary import BlockId
+from support.mapped_segments import map_segments, observe_rest_uses
 from support.operator_list import operators_listed
 from support.plain_training import (
     ComeAndGo,

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.drive import Phase, SegmentedModel, map_segments, observe_rest_uses
+from lohan.drive import Phase, SegmentedModel
 from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
+from support.mapped_segments import map_segments, observe_rest_uses
 from support.operator_list import operators_listed
 from support.plain_training import (
     ComeAndGo,

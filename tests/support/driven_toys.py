@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from lohan.drive import SegmentedModel, map_segments
+from lohan.drive import SegmentedModel
 from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
+from support.mapped_segments import map_segments
 from support.plain_training import (
     ComeAndGo,
     assert_same_gradients,

@@ -8,12 +8,10 @@ from lohan.drive.segment_map import (
     Segment,
     SegmentKind,
     SegmentMap,
-    map_segments,
     segments_from_trace,
 )
 from lohan.drive.segmented_model import SegmentedModel
 from lohan.drive.surroundings.randomness import DrawsUnknown
-from lohan.drive.watch.observe import observe_rest_uses
 
 __all__ = [
     "DrawsUnknown",
@@ -26,7 +24,5 @@ __all__ = [
     "SegmentKind",
     "SegmentMap",
     "SegmentedModel",
-    "map_segments",
-    "observe_rest_uses",
     "segments_from_trace",
 ]

@@ -20,9 +20,7 @@ from lohan.ssd.engine import (
 )
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
 from lohan.ssd.left_runs import FoundParts, LeftFile, RunPart, find_run_parts
-from lohan.ssd.memory_engine import MemoryEngine
 from lohan.ssd.native_engine import NativeEngine
-from lohan.ssd.paced_engine import LinkRates, PacedEngine
 from lohan.ssd.run_directory import RunDirectories
 from lohan.ssd.stripe_files import add_drives
 from lohan.ssd.striped_file import StripedFile
@@ -47,12 +45,9 @@ __all__ = [
     "IoEngine",
     "IoFile",
     "LeftFile",
-    "LinkRates",
-    "MemoryEngine",
     "Mixing",
     "NativeEngine",
     "Operation",
-    "PacedEngine",
     "Priority",
     "RunDirectories",
     "RunPart",

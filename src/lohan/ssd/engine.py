@@ -1,7 +1,7 @@
 """The contract of an I/O engine: files on drives, requests that return tickets, and what they mean.
 
 Owns the `IoEngine` protocol, the words it uses and the checks every engine makes before it accepts
-a request. Moves no bytes. Implemented by `native_engine` (io_uring, threads) and `memory_engine`;
+a request. Moves no bytes. Implemented by `native_engine` (io_uring, threads), in tests by memory;
 called by `striped_file`.
 """
 

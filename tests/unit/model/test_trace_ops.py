@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from lohan.errors import ConfigError
 from lohan.model import INPUT, Growth, shape_of
+from support.hand_made import all_output_bytes
 from support.small_modules import WIDTH, Model
 
 BYTES = 2 * WIDTH  # Of one token's hidden vector.
@@ -45,7 +46,7 @@ def test_an_unread_result_overwritten_in_place_is_one_operator():
     assert relu.inputs == (INPUT,)
     assert relu.forward_flops == Growth(per_token=2 * WIDTH * WIDTH)
     assert relu.backward_flops == Growth(per_token=4 * WIDTH * WIDTH)
-    assert block.all_output_bytes == Growth(per_token=BYTES)
+    assert all_output_bytes(block) == Growth(per_token=BYTES)
 
 
 def test_a_result_that_was_read_before_it_is_overwritten_stays():

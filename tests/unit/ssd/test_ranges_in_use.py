@@ -12,13 +12,13 @@ from lohan.errors import CheckpointError, ConfigError, ScheduleError, StorageErr
 from lohan.ssd import (
     BufferPool,
     DriveSettings,
-    MemoryEngine,
     NativeEngine,
     RunDirectories,
     StripedFile,
     add_drives,
 )
 from lohan.ssd.checksums import ChecksumTable, Stretch
+from support.memory_engine import MemoryEngine
 from support.ssd_engines import NATIVE, PAGE, make_engine, nothing_leaks
 
 CHUNK = 4 * PAGE

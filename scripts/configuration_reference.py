@@ -1,8 +1,7 @@
 """The configuration reference, made from the settings themselves.
 
 Owns the text of docs/configuration.md. What a training argument means is told by TRL and
-transformers, whose documentation is named. Called by scripts/write_configuration_reference and by
-its test.
+transformers, whose documentation is named. Called by `write_configuration_reference` and its test.
 """
 
 import dataclasses
