@@ -17,7 +17,7 @@ from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
 from lohan.model.assemble import trace_shape
 from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
-from lohan.model.trace_model import TraceableModel
+from lohan.model.tracing.trace_model import TraceableModel
 from support.plain_training import (
     ComeAndGo,
     assert_same_gradients,

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.drive.segment_map import SegmentKind, SegmentMap, assign_segments
 from lohan.errors import ConfigError
-from lohan.model.blocks import FoundBlock, find_blocks
-from lohan.model.trace_ops import storage_key, tensors_in
+from lohan.model.tracing.blocks import FoundBlock, find_blocks
+from lohan.model.tracing.trace_ops import storage_key, tensors_in
 
 
 class _UseMode(TorchDispatchMode):

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 
 from lohan.errors import ScheduleError, StorageError
-from lohan.ssd.engine import (
+from lohan.ssd.engines.engine import (
     Access,
     DriveCounters,
     DriveId,
@@ -22,7 +22,7 @@ from lohan.ssd.engine import (
     closed_engine_error,
     refuse_unaligned,
 )
-from lohan.ssd.storage_errors import short_transfer, storage_error
+from lohan.ssd.engines.storage_errors import short_transfer, storage_error
 
 _ENDLESS_BYTES = 2**62
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lohan.errors import ConfigError, ScheduleError
-from lohan.ssd.engine import (
+from lohan.ssd.engines.engine import (
     DriveCounters,
     DriveId,
     DriveSettings,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption, RunSsdOption
+from lohan.cli.reading.options import JsonOption, RunSsdOption
 
 if TYPE_CHECKING:
     from lohan.train.run.sealed_runs import RunPlace
@@ -38,7 +38,7 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Check that a model, copies of states beside it, or the sealed states of a run are whole."""
-    from lohan.cli.output import print_json
+    from lohan.cli.tables.output import print_json
     from lohan.errors import ConfigError
 
     if not directory.is_dir() and not ssd:
@@ -167,7 +167,7 @@ def _check_files(directory: pathlib.Path) -> list[str]:
 
 
 def _print(report: dict[str, object]) -> None:
-    from lohan.cli.output import console, table
+    from lohan.cli.tables.output import console, table
 
     problems, remarks = report["problems"], report["remarks"]
     assert isinstance(problems, list)

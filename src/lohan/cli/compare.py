@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import (
+from lohan.cli.reading.options import (
     BatchOption,
     GpuOption,
     GpusOption,
@@ -45,9 +45,9 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Put the policies side by side: what fits, how fast, what it wears and costs (simulated)."""
-    from lohan.cli.comparison import show_comparison
-    from lohan.cli.output import console, print_json
-    from lohan.cli.request import machine_asked, policies_asked, shape_asked
+    from lohan.cli.reading.request import machine_asked, policies_asked, shape_asked
+    from lohan.cli.tables.comparison import show_comparison
+    from lohan.cli.tables.output import console, print_json
     from lohan.paper.comparison import comparison_of
     from lohan.plan.workload import Workload
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption
+from lohan.cli.reading.options import JsonOption
 
 RowsOption = Annotated[
     pathlib.Path | None,
@@ -18,8 +18,8 @@ RowsOption = Annotated[
 
 def reproduce(rows: RowsOption = None, json: JsonOption = False) -> None:
     """Compare every published figure with the simulator: error per row, spread per figure."""
-    from lohan.cli.output import console, print_json
-    from lohan.cli.reproduction import show_reproduction
+    from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.reproduction import show_reproduction
     from lohan.paper.reproduce import reproduction_of
     from lohan.paper.rows import rows_of, shipped_rows
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import (
+from lohan.cli.reading.options import (
     BatchOption,
     ClipOption,
     ForceOption,
@@ -66,10 +66,10 @@ def simulate(
 
     Exit code 0: done. 1: it does not fit, nothing is written. 2: the request cannot be met.
     """
-    from lohan.cli.files import check_outputs, write_text
-    from lohan.cli.output import console, print_json
-    from lohan.cli.plan_tables import show_answer
-    from lohan.cli.request import OTHER_POLICIES, check_steps, parse_tokens, request_of
+    from lohan.cli.reading.files import check_outputs, write_text
+    from lohan.cli.reading.request import OTHER_POLICIES, check_steps, parse_tokens, request_of
+    from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.plan_tables import show_answer
     from lohan.report import lane_chart_svg
     from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
     from lohan.simulate.timeline import timeline_of

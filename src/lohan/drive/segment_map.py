@@ -1,7 +1,7 @@
 """The parts of a model in the order they run: blocks, and the rest before, between and after.
 
 Owns which parameter belongs to which segment and which segments borrow it. Does not find blocks
-(`lohan.model.blocks` does) and holds no tensors. Read by `segments.step` and by whoever plans
+(`model.tracing.blocks` does) and holds no tensors. Read by `segments.step` and by whoever plans
 movement. `BlockId` counts segments.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from lohan.drive.weights.parameter_views import ParameterLayout, ParameterSet
 from lohan.errors import ConfigError
-from lohan.model.trace_model import Stretch
+from lohan.model.tracing.trace_model import Stretch
 from lohan.vocabulary import BlockId
 
 

@@ -1,11 +1,10 @@
 """Bytes on SSDs: engines, buffers, and files striped over several drives. Knows no tensors."""
 
 from lohan.ssd.allocator import Extent, ExtentAllocator
-from lohan.ssd.buffers import Buffer, BufferPool
 from lohan.ssd.checksums import ChecksumTable, Stretch
-from lohan.ssd.choose import ENGINE_NAMES, choose_engine
-from lohan.ssd.directory_check import DirectoryReport, check_directories, check_directory
-from lohan.ssd.engine import (
+from lohan.ssd.engines.buffers import Buffer, BufferPool
+from lohan.ssd.engines.choose import ENGINE_NAMES, choose_engine
+from lohan.ssd.engines.engine import (
     ALIGNMENT_BYTES,
     Access,
     DriveCounters,
@@ -18,10 +17,11 @@ from lohan.ssd.engine import (
     Priority,
     Ticket,
 )
+from lohan.ssd.engines.native_engine import NativeEngine
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
-from lohan.ssd.left_runs import FoundParts, LeftFile, RunPart, find_run_parts
-from lohan.ssd.native_engine import NativeEngine
-from lohan.ssd.run_directory import RunDirectories
+from lohan.ssd.runs.directory_check import DirectoryReport, check_directories, check_directory
+from lohan.ssd.runs.left_runs import FoundParts, LeftFile, RunPart, find_run_parts
+from lohan.ssd.runs.run_directory import RunDirectories
 from lohan.ssd.stripe_files import add_drives
 from lohan.ssd.striped_file import StripedFile
 from lohan.ssd.striped_ticket import StripedTicket

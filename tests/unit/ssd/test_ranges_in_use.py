@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_deleted_does_not_keep_the_others_open(
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         real_unlink(path)
 
-    monkeypatch.setattr("lohan.ssd.native_engine.os.unlink", unlink)
+    monkeypatch.setattr("lohan.ssd.engines.native_engine.os.unlink", unlink)
     with pytest.raises(StorageError, match="could not be deleted"):
         place.file.close(should_delete=True)
     monkeypatch.undo()

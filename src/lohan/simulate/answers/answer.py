@@ -1,7 +1,7 @@
 """The answer of `lohan plan` and `lohan simulate`: everything about one plan, as numbers.
 
 Gathers ledger, simulated step, run totals, what-ifs, limits and nearest fits; prints nothing. The
-tables are in `lohan.cli.plan_tables`, the JSON form here.
+tables are in `lohan.cli.tables.plan_tables`, the JSON form here.
 """
 
 import math

@@ -11,7 +11,7 @@ import pathlib
 import shutil
 
 from lohan.errors import OutOfSpace
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.units import format_bytes_decimal
 
 RESERVED_NAME = ".lohan-reserved"
