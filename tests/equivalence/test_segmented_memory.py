@@ -11,8 +11,8 @@ from lohan.device import CpuDevice
 from lohan.drive import Phase, SegmentedModel, SegmentGradients
 from lohan.drive.activations.swap_modes import ActivationKey, KeepStore
 from lohan.vocabulary import BlockId
+from support.driving_hooks import ComeAndGo, twin
 from support.mapped_segments import map_segments
-from support.plain_training import ComeAndGo, twin
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
 

@@ -12,11 +12,11 @@ from lohan.drive import SegmentedModel
 from lohan.drive.activations.swap_modes import BlockChoices
 from lohan.errors import ConfigError, LohanError, ScheduleError
 from support.driven_toys import assert_nothing_left, drive
-from support.mapped_segments import map_segments
-from support.plain_training import (
+from support.driving_hooks import (
     ComeAndGo,
     StayInPlace,
 )
+from support.mapped_segments import map_segments
 from support.toy_models import Toy, ToyBlock, toy_batches
 
 

@@ -17,9 +17,8 @@ from lohan.paper import policy_named
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
-from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice, TensorKind
-from support.in_memory_training import PlainRun, train_in_memory
+from support.in_memory_training import PlainRun, plain_end
 from support.small_machines import small_machine
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS
 
@@ -151,17 +150,11 @@ def attach(
 
 def plain_run(case: EngineCase, engine: Engine, model: torch.nn.Module) -> PlainRun:
     """The same run in memory. `model` is a twin made before the engine took the first one."""
-    optimizer = optimizer_for(case, model)
-    groups = optimizer.group_of()
-    rates = optimizer.rates()
-    named = dict(model.named_parameters())
-    return train_in_memory(
+    return plain_end(
         model,
+        optimizer_for(case, model),
         batches_of(case),
         layout=engine.store.layout,
-        weights=lambda batches: loss_shares(model, batches, LOSS_FUNCTIONS.get(case.model)),
-        settings_of=lambda step, name: rates[groups[id(named[name])]].settings,
-        max_grad_norm=case.max_grad_norm,
         loss_fn=LOSS_FUNCTIONS.get(case.model),
         loss_scale=2.0**16 if case.dtype is torch.float16 else None,
     )

@@ -1,4 +1,4 @@
-"""The judge of the driver: plain PyTorch, and hooks that keep weights away while not in use."""
+"""Driving a model in tests: hooks that keep weights away while not in use; equality of bits."""
 
 import copy
 from collections.abc import Sequence
@@ -9,30 +9,13 @@ import torch
 from lohan.drive import (
     DrawsUnknown,
     ForwardOrder,
-    LossFunction,
     Phase,
     SegmentedModel,
     SegmentGradients,
     SegmentMap,
 )
-from lohan.drive.micro_batch import loss_of
 from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.vocabulary import BlockId
-
-
-def plain_step(
-    model: torch.nn.Module, batches: Sequence[Any], loss_fn: LossFunction | None = None
-) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """The reference: `backward` once per micro-batch; losses, and `.grad` by parameter name."""
-    model.zero_grad(set_to_none=True)
-    losses = []
-    for batch in batches:
-        loss = loss_of(model, batch, loss_fn)
-        loss.backward()
-        losses.append(loss.detach())
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return losses, gradients
 
 
 class ComeAndGo:
