@@ -1,7 +1,7 @@
 """Runs that were left on SSDs: found, verified, and their model exported.
 
 Owns finding a run from what a user names (an id, a run directory, the output folder of a run) and
-opening its last seal for reading. Called by `lohan check`, `lohan export` and `lohan report`.
+opening its last seal for reading. Called by `checking`, `lohan export` and `lohan report`.
 """
 
 import contextlib
