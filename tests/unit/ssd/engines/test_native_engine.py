@@ -23,8 +23,8 @@ from lohan.ssd import (
     DriveSettings,
     NativeEngine,
     Priority,
-    native_engine,
 )
+from lohan.ssd.engines import native_engine
 from support.ssd_engines import NATIVE, PAGE, Bench, make_engine, nothing_leaks, random_bytes
 
 MIB = 2**20

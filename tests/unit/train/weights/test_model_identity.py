@@ -12,7 +12,7 @@ import transformers
 
 from lohan.errors import ConfigError
 from lohan.train.data.data_hash import hash_rows
-from lohan.train.trainer.trainer import trainer as trainers
+from lohan.train.trainer import trainer as trainers
 from lohan.train.weights.model_identity import (
     refuse_other_model,
     source_identity,
@@ -130,7 +130,7 @@ def test_what_another_release_adds_to_a_configuration_is_not_refused(
 def test_other_versions_are_told_and_not_refused(
     place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lohan.train.trainer.trainer import resuming
+    from lohan.train.trainer import resuming
 
     found = resuming.package_versions()
     monkeypatch.setattr(resuming, "package_versions", lambda: {**found, "torch": "9.9"})
