@@ -1,4 +1,8 @@
-"""Driving an unmodified PyTorch model block by block; see `SegmentedModel`."""
+"""Driving an unmodified PyTorch model block by block; see `SegmentedModel`.
+
+Owns the main thread of a step: which code runs when, with which weights, and its gradients.
+Imported by `lanes`, `engine` and what is above. Never moves a tensor itself: hooks do.
+"""
 
 from lohan.drive.gradient_sums import SegmentGradients
 from lohan.drive.hooks import ForwardOrder, SegmentHooks

@@ -1,4 +1,8 @@
-"""Bytes on SSDs: engines, buffers, and files striped over several drives. Knows no tensors."""
+"""Bytes on SSDs: engines, buffers, and files striped over several drives.
+
+Owns requests, extents, checksums and the directories of runs. Imported by `store`, and by whoever
+checks directories. Never knows tensors.
+"""
 
 from lohan.ssd.allocator import Extent, ExtentAllocator
 from lohan.ssd.checksums import ChecksumTable, Stretch

@@ -1,4 +1,7 @@
-"""States of blocks and swapped tensors, in RAM and on SSD. No schedule."""
+"""States of blocks and swapped tensors, in RAM and on SSD.
+
+Owns what is valid after a crash. Imported by `lanes`, `engine` and `train`. Never knows a schedule.
+"""
 
 from lohan.store.activations import ActivationKey, ActivationStore
 from lohan.store.files.counters import StoreCounters
