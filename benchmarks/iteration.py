@@ -39,16 +39,17 @@ from lohan.engine.engine import Engine
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.paper import policy_named
+from lohan.paper.published import plan_published
 from lohan.plan import Workload, make_plan
 from lohan.plan.plan import Plan
-from lohan.plan.policies import system_named
-from lohan.plan.policies.published import plan_published
 from lohan.plan.system import DrivingRates
 from lohan.simulate import SimulatedStep, simulate_plan
-from lohan.ssd import PacedEngine, choose_engine
+from lohan.ssd import choose_engine
 from lohan.store import MasterFormat, StoreCounters
 from lohan.trace import Trace
 from lohan.units import format_bytes, format_rate
+from support.paced_engine import PacedEngine
 
 NUM_WARM_UP_STEPS = 3
 """The first touches memory and files, the engine watches the second, the third fills the lanes."""
@@ -129,14 +130,14 @@ class Bench:
 
     def rates_of(self, system: System) -> DrivingRates:
         """What the emulation charges for a system."""
-        return self.scale.system(system_named(system.policy)).rates
+        return self.scale.system(policy_named(system.policy).system).rates
 
     def plan(self, system: System, machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
         """The policy's plan, with the costs that are charged."""
         if system.policy == "lohan+":
             return make_plan(system.policy, machine, shape, workload)
         return plan_published(
-            self.scale.system(system_named(system.policy)), machine, shape, workload
+            self.scale.system(policy_named(system.policy).system), machine, shape, workload
         )
 
     def run(self, system: System, num_steps: int) -> Row:
@@ -152,7 +153,7 @@ class Bench:
                     poisons=False,
                 )
             )
-            is_split = system_named(system.policy).state.needs_weights_to_update
+            is_split = policy_named(system.policy).system.state.needs_weights_to_update
             engine = attach_engine(
                 model,
                 optimizer,

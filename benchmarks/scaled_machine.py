@@ -13,6 +13,8 @@ parameters, GPU memory with what one block's backward pass holds. What published
 block's pass is scaled so that it takes the same share of a step.
 """
 
+import pathlib
+import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +26,11 @@ from lohan.hardware.machine import Machine, Ssd, SsdPath
 from lohan.model import shape_of
 from lohan.model.shape import ModelShape
 from lohan.plan.system import DrivingRates, System
-from lohan.ssd import LinkRates
+
+# Emulated drives stand with the other stand-ins of the tests.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+
+from support.paced_engine import LinkRates
 
 REFERENCE_MACHINE, REFERENCE_MODEL = "paper-4090", "gpt-70b"
 REFERENCE_BATCH, REFERENCE_SEQUENCE = 32, 1024

@@ -252,7 +252,7 @@ def _ask(model: pathlib.Path, when: str) -> list[str]:
 def _config(settings: dict[str, Any], more: list[str]) -> Any:
     """The checked configuration, as `lohan train` makes it of the same words; None is an error."""
     from lohan.cli.app import show_error
-    from lohan.cli.free_words import read_words
+    from lohan.cli.reading.free_words import read_words
     from lohan.errors import LohanError
     from lohan.train.settings.config import load_config
 
@@ -269,7 +269,7 @@ def _config(settings: dict[str, Any], more: list[str]) -> Any:
 def _train(config: Any, *, resume: bool, seconds: float) -> int:
     """What `lohan train` does, with one callback more: the one that ends it in time."""
     from lohan.cli.app import show_error
-    from lohan.cli.output import console
+    from lohan.cli.tables.output import console
     from lohan.errors import LohanError
     from lohan.report.page import write_report
     from lohan.train.fine_tune import run_training

@@ -19,7 +19,7 @@ from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
 from lohan.engine.options import FirstStates, Options
 from lohan.engine.planning.known_drives import KnownDrives
-from lohan.engine.planning.plan_run import PlannedRun, Policy
+from lohan.engine.planning.plan_run import PlannedRun
 from lohan.engine.planning.write_limit import WriteLimit
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware import Machine, machine_from
@@ -36,6 +36,8 @@ from lohan.measure import (
 from lohan.measure.machine import MOST_WRITTEN_BYTES
 from lohan.measure.profile import remember_drives
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.paper import policy_named
+from lohan.plan.policies import Policy
 from lohan.ssd import DirectoryReport, check_directories
 from lohan.store.initial import Moments
 from lohan.units import MIB, format_bytes, parse_bytes
@@ -126,7 +128,7 @@ def attach(
             ram_bytes=parse_bytes(ram) if ram is not None else None,
             gpu_bytes=parse_bytes(gpu) if gpu is not None else None,
             device=device,
-            policy=policy,
+            policy=policy_named(policy) if isinstance(policy, str) else policy,
             machine=_known(machine) if isinstance(machine, MeasuredMachine) else machine,
             example=example,
             largest_step=largest_step,

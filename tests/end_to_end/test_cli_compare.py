@@ -1,6 +1,6 @@
 """`lohan compare`: all policies side by side."""
 
-from lohan.plan import POLICY_NAMES
+from lohan.paper import POLICY_NAMES
 from support.command_line import run_lohan
 
 WORDS = ("compare", "gpt-6b", "--machine", "paper-4090", "--batch", 16)

@@ -237,7 +237,7 @@ def test_mistake_of_our_own_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("lohan.cli.answer.make_plan", broken)
+    monkeypatch.setattr("lohan.cli.reading.request.shape_of", broken)
     with pytest.raises(ZeroDivisionError, match="ours"):
         run_lohan(*PLAN)
 
@@ -257,7 +257,7 @@ def test_real_process_shows_an_error_on_stderr_and_exits_with_2() -> None:
 def test_file_that_fails_while_written_leaves_the_old_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lohan.cli.files import write_text
+    from lohan.cli.reading.files import write_text
 
     path = tmp_path / "out"
     path.write_text("old")

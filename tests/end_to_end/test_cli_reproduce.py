@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from lohan.simulate.rows import COLUMNS, shipped_rows
+from lohan.paper.rows import COLUMNS, shipped_rows
 from support.command_line import run_lohan
 
 HEADER = ",".join(COLUMNS)

@@ -37,14 +37,17 @@ def test_files_show_the_steady_steps(tmp_path: pathlib.Path, policy: str) -> Non
 
 
 def test_steady_window_is_one_step_long(tmp_path: pathlib.Path) -> None:
-    from lohan.cli.timeline import timeline_of
     from lohan.hardware import machine_named
     from lohan.model import shape_of
-    from lohan.plan import Workload, make_plan
+    from lohan.paper import policy_named
+    from lohan.plan import Workload
+    from lohan.simulate.timeline import timeline_of
 
     machine = machine_named("desktop-4090")
     for policy in ("lohan", "lohan+"):
-        plan = make_plan(policy, machine, shape_of("gpt-6b"), Workload(batch=8, sequence=1024))
+        plan = policy_named(policy).plan(
+            machine, shape_of("gpt-6b"), Workload(batch=8, sequence=1024)
+        )
         for num_steps in (1, 3):
             timeline = timeline_of(plan, machine, num_steps=num_steps)
             seconds = timeline.end_seconds - timeline.start_seconds
@@ -53,10 +56,10 @@ def test_steady_window_is_one_step_long(tmp_path: pathlib.Path) -> None:
 
 
 def test_curve_of_memory_stays_below_the_ledger(tmp_path: pathlib.Path) -> None:
-    from lohan.cli.timeline import timeline_of
     from lohan.hardware import machine_named
     from lohan.model import shape_of
     from lohan.plan import Workload, make_plan
+    from lohan.simulate.timeline import timeline_of
 
     machine = machine_named("desktop-4090")
     workload = Workload(batch=32, sequence=1024, clips_gradients=True)

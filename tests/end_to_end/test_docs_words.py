@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from lohan.cli import app
-from lohan.cli.free_words import read_words
+from lohan.cli.reading.free_words import read_words
 from lohan.train.settings.config import REQUIRED, load_config
 
 ROOT = pathlib.Path(__file__).parents[2]

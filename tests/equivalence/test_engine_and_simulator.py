@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lohan.engine.planning.plan_run import Policy
-from lohan.plan import make_plan
+from lohan.paper import policy_named
 from lohan.plan.plan import Plan
-from lohan.plan.policies import system_named
+from lohan.plan.policies import Policy, SystemPolicy
 from lohan.simulate.simulator import replay, settled_schedule
 from lohan.simulate.tracing import trace_of
 from lohan.trace import Trace
@@ -28,7 +27,7 @@ NUM_STEPS = 4
 def planned_once(name: str) -> Policy:
     """A policy whose first plan stays: engines take another plan for those they know by name when
     the second step shows that this machine is faster or slower than it was said to be."""
-    return lambda machine, shape, workload: make_plan(name, machine, shape, workload)
+    return lambda machine, shape, workload: policy_named(name).plan(machine, shape, workload)
 
 
 CASES = [
@@ -68,7 +67,7 @@ def test_a_run_and_its_simulation_hold_the_same_tasks_one_at_a_time(
     case: EngineCase, tmp_path: Path
 ) -> None:
     case = replace(case, num_steps=NUM_STEPS, device="emulated")
-    if forced(case) is case.policy:
+    if isinstance(forced(case), SystemPolicy):
         case = replace(case, policy=planned_once(str(case.policy)))
     model = build(case)
     with attach(case, model, optimizer_for(case, model), tmp_path, is_tracing=True) as engine:
@@ -97,6 +96,6 @@ def test_states_have_the_bytes_per_parameter_of_the_policys_system(
         engine.step(batches_of(case)[0])
         assert engine.plan is not None
         stored = sum(part.bytes_per_parameter for part in engine.store.layout.block(1).parts)
-        assert engine.plan.system.state == system_named(policy).state
+        assert engine.plan.system.state == policy_named(policy).system.state
         assert engine.plan.system.state.stored_bytes == stored
         engine.close(should_delete=True)

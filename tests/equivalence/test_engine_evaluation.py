@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lohan.drive.micro_batch import loss_of
 from support.engine_runs import EngineCase, attach, batches_of, build, optimizer_for
-from support.in_memory_training import loss_of
 from support.tiny_models import LOSS_FUNCTIONS
 
 

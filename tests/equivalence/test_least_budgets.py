@@ -16,8 +16,7 @@ from lohan.engine.options import Options
 from lohan.errors import DoesNotFit
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.units import KIB, MIB, parse_bytes
-from lohan.verify.plain_loop import loss_shares
-from support.in_memory_training import train_in_memory
+from support.in_memory_training import plain_end
 from support.small_machines import small_machine
 
 NUM_STEPS = 3
@@ -103,14 +102,12 @@ def test_the_least_budgets_train_without_changing_a_bit(
         assert engine.plan.num_update_parts > 8
         assert engine.plan.system.num_ring_slots == 1
         masters = {name: master.clone() for name, master in engine.weights()}
-        settings = next(iter(engine.optimizer.rates())).settings
-        expected = train_in_memory(
+        expected = plain_end(
             twin,
+            AdamW(twin.parameters(), lr=1e-3, max_grad_norm=max_grad_norm),
             [batches(step) for step in range(NUM_STEPS)],
             layout=engine.store.layout,
-            weights=lambda group: loss_shares(twin, group, None),
-            settings_of=lambda step, name: settings,
-            max_grad_norm=max_grad_norm,
+            loss_fn=None,
         )
         engine.close(should_delete=True)
     assert losses == expected.losses

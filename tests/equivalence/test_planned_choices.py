@@ -17,14 +17,9 @@ from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
 from lohan.model.assemble import trace_shape
 from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
-from lohan.model.trace_model import TraceableModel
-from support.plain_training import (
-    ComeAndGo,
-    assert_same_gradients,
-    plain_step,
-    same_bits,
-    twin,
-)
+from lohan.model.tracing.trace_model import TraceableModel
+from lohan.verify.plain_loop import losses_and_gradients
+from support.driving_hooks import ComeAndGo, assert_same_gradients, same_bits, twin
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS, VOCABULARY
 
 
@@ -103,7 +98,7 @@ def test_plans_from_a_traced_shape_change_no_bit(name: str) -> None:
     model, loss_fn = build(name), LOSS_FUNCTIONS.get(name)
     make_batch = TINY_MODELS[name].batch if name == "dit" else lambda seed, _: causal_batch(seed)
     batches = [make_batch(seed, torch.float32) for seed in range(3)]
-    expected_losses, expected = plain_step(twin(model), batches, loss_fn)
+    expected_losses, expected = losses_and_gradients(twin(model), batches, loss_fn)
     driven, hooks, store = drive(name, model)
     shape, pick = shape_of(name), random.Random(name)
     assert len(driven.segments.segments) == len(shape.sequence_of_kinds)

@@ -13,13 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lohan.drive.activations.swap_modes import BlockChoices
 from lohan.errors import ConfigError
+from lohan.verify.plain_loop import losses_and_gradients
 from support.block_backwards import count_backwards
 from support.driven_toys import assert_as_plain
-from support.plain_training import (
-    plain_step,
-    same_bits,
-    twin,
-)
+from support.driving_hooks import same_bits, twin
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
 
@@ -161,7 +158,7 @@ def test_what_hooks_leave_in_attributes_is_that_of_the_last_micro_batch(
     plain = twin(model)
     check(model)
     for _ in range(2):
-        plain_step(plain, toy_batches(3))
+        losses_and_gradients(plain, toy_batches(3))
     for block, expected in zip(model.blocks, plain.blocks, strict=True):
         assert block.count == expected.count == 6
         assert same_bits(block.last, expected.last)

@@ -14,13 +14,10 @@ from lohan.drive import (
     ForwardOrder,
     Phase,
 )
+from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
 from support.driven_toys import assert_nothing_left, drive
-from support.plain_training import (
-    assert_same_gradients,
-    plain_step,
-    twin,
-)
+from support.driving_hooks import assert_same_gradients, twin
 from support.toy_models import TOYS, DropoutBlock, Toy, ToyBlock, toy_batches
 
 
@@ -78,7 +75,7 @@ def test_an_error_in_any_block_call_surfaces_and_the_model_stays_usable(
     assert f"micro-batch {(call - 1) % 3}" in raised.value.__notes__[0]
     assert_nothing_left(driven, hooks, store, threads, state)
 
-    _, expected = plain_step(plain, toy_batches(3))
+    _, expected = losses_and_gradients(plain, toy_batches(3))
     driven.step(toy_batches(3), order=order)
     assert_same_gradients(hooks.gradients, expected)
 
@@ -182,7 +179,7 @@ def test_a_wrong_prediction_of_draws_is_noticed() -> None:
     state = torch.get_rng_state()
     driven.step(toy_batches(3), order=ForwardOrder.MICRO_BATCH_MAJOR)
     torch.set_rng_state(state)
-    assert_same_gradients(hooks.gradients, plain_step(plain, toy_batches(3))[1])
+    assert_same_gradients(hooks.gradients, losses_and_gradients(plain, toy_batches(3))[1])
 
 
 def test_draws_that_depend_on_values_are_never_predicted() -> None:

@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.verify.plain_loop import losses_and_gradients
 from support.block_backwards import BlockBackwards
 from support.driven_toys import check_kept, drive_kept
-from support.plain_training import (
-    assert_same_gradients,
-    plain_step,
-    same_bits,
-    twin,
-)
+from support.driving_hooks import assert_same_gradients, same_bits, twin
 from support.toy_models import Toy, ToyBlock, toy_batches
 
 
@@ -105,6 +101,6 @@ def test_graphs_of_a_step_that_fails_are_dropped(counts: BlockBackwards) -> None
     hooks.abandon()
     model.fails = False
     losses = step(toy_batches(3))
-    expected_losses, expected = plain_step(plain, toy_batches(3))
+    expected_losses, expected = losses_and_gradients(plain, toy_batches(3))
     assert all(map(same_bits, losses, expected_losses))
     assert_same_gradients(hooks.gradients, expected)

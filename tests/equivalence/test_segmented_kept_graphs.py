@@ -12,12 +12,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lohan.errors import ConfigError
+from lohan.verify.plain_loop import losses_and_gradients
 from support.block_backwards import BlockBackwards
 from support.driven_toys import check_kept, drive_kept
-from support.plain_training import (
-    plain_step,
-    twin,
-)
+from support.driving_hooks import twin
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
 
@@ -250,7 +248,7 @@ def test_a_saved_tensor_that_is_changed_in_place_is_refused(counts: BlockBackwar
     """Plain training refuses it, too."""
     model = ChangesOutputs(lambda _: TanhLast())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        plain_step(twin(model), toy_batches(1))
+        losses_and_gradients(twin(model), toy_batches(1))
     step, _, store = drive_kept(model)
     with pytest.raises(ConfigError, match=r"keeps for its backward was changed in place"):
         step(toy_batches(1))

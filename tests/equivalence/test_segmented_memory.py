@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from lohan.device import CpuDevice
-from lohan.drive import Phase, SegmentedModel, SegmentGradients, map_segments
+from lohan.drive import Phase, SegmentedModel, SegmentGradients
 from lohan.drive.activations.swap_modes import ActivationKey, KeepStore
 from lohan.vocabulary import BlockId
-from support.plain_training import ComeAndGo, twin
+from support.driving_hooks import ComeAndGo, twin
+from support.mapped_segments import map_segments
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
 

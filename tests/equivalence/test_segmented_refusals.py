@@ -8,17 +8,15 @@ from typing import ClassVar
 import pytest
 import torch
 
-from lohan.drive import (
-    SegmentedModel,
-    map_segments,
-)
+from lohan.drive import SegmentedModel
 from lohan.drive.activations.swap_modes import BlockChoices
 from lohan.errors import ConfigError, LohanError, ScheduleError
 from support.driven_toys import assert_nothing_left, drive
-from support.plain_training import (
+from support.driving_hooks import (
     ComeAndGo,
     StayInPlace,
 )
+from support.mapped_segments import map_segments
 from support.toy_models import Toy, ToyBlock, toy_batches
 
 

@@ -7,24 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.drive import (
-    SegmentedModel,
-    SegmentMap,
-    map_segments,
-    observe_rest_uses,
-)
+from lohan.drive import SegmentedModel, SegmentMap
 from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
 from lohan.drive.surroundings.ambient import memory_features_off
+from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
-from support.operator_list import operators_listed
-from support.plain_training import (
+from support.driving_hooks import (
     ComeAndGo,
     assert_same_gradients,
-    plain_step,
     same_bits,
     step_in_any_order,
     twin,
 )
+from support.mapped_segments import map_segments, observe_rest_uses
+from support.operator_list import operators_listed
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS
 
 
@@ -57,7 +53,7 @@ def storable_of(name: str, dropout: float, dtype: torch.dtype) -> dict[str, list
     model = build(name, dropout, dtype)
     loss_fn = LOSS_FUNCTIONS.get(name)
     with operators_listed(model, TINY_MODELS[name].runs) as listed, memory_features_off(model):
-        plain_step(model, batches_of(name, 1, dtype), loss_fn)
+        losses_and_gradients(model, batches_of(name, 1, dtype), loss_fn)
     return {
         path: [call.ordinal for call in calls if call.can_store] for path, calls in listed.items()
     }
@@ -118,7 +114,7 @@ def test_two_steps_equal_plain_training_bit_for_bit(
 
     for step in range(2):
         torch.manual_seed(100 + step)
-        expected_losses, expected = plain_step(plain, batches, loss_fn)
+        expected_losses, expected = losses_and_gradients(plain, batches, loss_fn)
         expected_state, expected_next = torch.get_rng_state(), torch.rand(3)
 
         torch.manual_seed(100 + step)
@@ -142,7 +138,7 @@ def test_caches_and_checkpointing_of_the_model_are_put_aside_for_the_step() -> N
     hooks = ComeAndGo(segments, sets)
     batches = batches_of("llama", 2, torch.float32)
     SegmentedModel(model, segments, sets=sets, hooks=hooks).step(batches)
-    assert_same_gradients(hooks.gradients, plain_step(plain, batches)[1])
+    assert_same_gradients(hooks.gradients, losses_and_gradients(plain, batches)[1])
     assert model.config.use_cache
     assert model.is_gradient_checkpointing
 
@@ -155,7 +151,7 @@ def test_eval_mode_is_followed() -> None:
     hooks = ComeAndGo(segments, sets)
     batches = batches_of("gpt2", 3, torch.float32)
     losses = SegmentedModel(model, segments, sets=sets, hooks=hooks).step(batches)
-    expected_losses, expected = plain_step(plain, batches)
+    expected_losses, expected = losses_and_gradients(plain, batches)
     assert all(map(same_bits, losses, expected_losses))
     assert_same_gradients(hooks.gradients, expected)
 

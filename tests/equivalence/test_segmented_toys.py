@@ -5,17 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.drive import Phase, SegmentedModel, map_segments, observe_rest_uses
+from lohan.drive import Phase, SegmentedModel
 from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
-from support.operator_list import operators_listed
-from support.plain_training import (
+from lohan.verify.plain_loop import losses_and_gradients
+from support.driving_hooks import (
     ComeAndGo,
     assert_same_gradients,
-    plain_step,
     same_bits,
     step_in_any_order,
     twin,
 )
+from support.mapped_segments import map_segments, observe_rest_uses
+from support.operator_list import operators_listed
 from support.toy_models import TOYS, Toy, ToyBlock, toy_batches
 
 RUNS = [["blocks.0", "blocks.1", "blocks.2"]]
@@ -67,7 +68,7 @@ def test_hard_models_equal_plain_training(name: str, num_micro_batches: int, sto
         choices = graphs_kept(driven)
     for step in range(2):
         torch.manual_seed(step)
-        expected_losses, expected = plain_step(plain, batches)
+        expected_losses, expected = losses_and_gradients(plain, batches)
         expected_state = torch.get_rng_state()
         torch.manual_seed(step)
         hooks.gradients.clear()
@@ -133,7 +134,7 @@ def test_autocast_around_the_step_and_inside_the_model_is_followed() -> None:
     plain = twin(model)
     driven, hooks, _ = drive(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected_losses, expected = plain_step(plain, toy_batches(3))
+        expected_losses, expected = losses_and_gradients(plain, toy_batches(3))
         losses = driven.step(toy_batches(3))
     assert all(map(same_bits, losses, expected_losses))
     assert_same_gradients(hooks.gradients, expected)
@@ -146,7 +147,7 @@ def test_hooks_of_users_on_blocks_run_once_per_micro_batch() -> None:
         one.blocks[1].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
         one.blocks[1].register_forward_hook(lambda module, args, out: calls.append(1) or out * 3)
     driven, hooks, _ = drive(model)
-    _, expected = plain_step(plain, toy_batches(2))
+    _, expected = losses_and_gradients(plain, toy_batches(2))
     calls.clear()
     driven.step(toy_batches(2))
     assert len(calls) == 2
@@ -160,7 +161,7 @@ def test_a_leaf_of_the_batch_gets_its_gradient() -> None:
     ours, theirs = toy_batches(2), toy_batches(2)
     for batch in (*ours, *theirs):
         batch["x"].requires_grad_()
-    plain_step(plain, theirs)
+    losses_and_gradients(plain, theirs)
     driven.step(ours)
     assert all(same_bits(a["x"].grad, b["x"].grad) for a, b in zip(ours, theirs, strict=True))
 
@@ -178,7 +179,7 @@ def test_a_model_made_on_meta_is_driven_with_weights_from_elsewhere() -> None:
     before = dict(model.named_parameters())
     hooks = ComeAndGo(segments, sets, homes)
     driven = SegmentedModel(model, segments, sets=sets, hooks=hooks)
-    _, expected = plain_step(plain, toy_batches(3))
+    _, expected = losses_and_gradients(plain, toy_batches(3))
     driven.step(toy_batches(3))
     assert_same_gradients(hooks.gradients, expected)
     assert all(p is before[name] for name, p in model.named_parameters())

@@ -16,10 +16,11 @@ from lohan.errors import (
     ShortTransfer,
     StorageError,
 )
-from lohan.ssd import BufferPool, MemoryEngine, NativeEngine, Operation, RunDirectories
+from lohan.ssd import BufferPool, NativeEngine, Operation, RunDirectories
 from lohan.store import BlockState, CopiesInDoubt, Part, create_states
 from lohan.vocabulary import BlockId
 from support.fault_engine import Damage, Fail, Fault, FaultEngine, Shorten
+from support.memory_engine import MemoryEngine
 from support.power_cut import Countdown, PowerCut, VolatileEngine, counted_system_calls
 from support.sealing_workload import LAYOUT, RESIDENT, Life
 from support.ssd_engines import nothing_leaks

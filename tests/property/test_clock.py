@@ -8,7 +8,8 @@ import pytest
 from lohan.hardware.machine import Machine
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
-from lohan.plan import Plan, Workload, make_plan
+from lohan.paper import policy_named
+from lohan.plan import Plan, Workload
 from lohan.simulate import replay, settled_schedule, simulate_plan
 from lohan.simulate.durations import Durations
 from support.best_choices import planned_load, planned_stage_seconds
@@ -70,7 +71,7 @@ def ratios(policy: str, *, clips: bool) -> list[float]:
     for model, name, batch in CASES:
         machine: Machine = machine_named(name)
         workload = Workload(batch=batch, sequence=1024, clips_gradients=clips)
-        plan = make_plan(policy, machine, shape_of(model), workload)
+        plan = policy_named(policy).plan(machine, shape_of(model), workload)
         estimate = (
             planned_load(plan, machine).estimated_seconds
             if policy == "lohan+"

@@ -7,8 +7,9 @@ import pytest
 
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
-from lohan.plan import Plan, Workload, make_plan
-from lohan.plan.policies.published import activation_ram_bytes
+from lohan.paper import policy_named
+from lohan.paper.published import activation_ram_bytes
+from lohan.plan import Plan, Workload
 from support.best_choices import (
     best_estimate,
     best_stage_seconds,
@@ -43,7 +44,7 @@ def small_case(seed: int, policy: str, *, clips: bool) -> tuple[Plan, Machine] |
     )
     if shape.num_parameters < 10**6:
         return None
-    plan = make_plan(policy, machine, shape, workload)
+    plan = policy_named(policy).plan(machine, shape, workload)
     return (plan, machine) if plan.ledger.fits or policy != "lohan+" else None
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lohan.ssd import NativeEngine
 from lohan.store import GRAIN, Part, StateLayout, TensorEntry
-from lohan.store.layout import TENSOR_ALIGNMENT
-from lohan.store.slots import Ranges
+from lohan.store.format.layout import TENSOR_ALIGNMENT
+from lohan.store.format.slots import Ranges
 from lohan.vocabulary import BlockId
 from support.state_stores import (
     STATE_FORMATS,

@@ -6,15 +6,11 @@ from typing import Any
 
 import torch
 
-from lohan.drive import SegmentedModel, map_segments
+from lohan.drive import SegmentedModel
 from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
-from support.plain_training import (
-    ComeAndGo,
-    assert_same_gradients,
-    plain_step,
-    same_bits,
-    twin,
-)
+from lohan.verify.plain_loop import losses_and_gradients
+from support.driving_hooks import ComeAndGo, assert_same_gradients, same_bits, twin
+from support.mapped_segments import map_segments
 from support.toy_models import toy_batches
 
 AMPLE_BYTES = 1 << 20
@@ -73,7 +69,7 @@ def assert_as_plain(
     plain = twin(model)
     step, hooks, store = drive_with(model, choices)
     for _ in range(num_steps):
-        expected_losses, expected = plain_step(plain, batches())
+        expected_losses, expected = losses_and_gradients(plain, batches())
         hooks.gradients.clear()
         losses = step(batches())
         assert all(map(same_bits, losses, expected_losses))

@@ -11,16 +11,15 @@ import torch
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
 from lohan.engine.options import FirstStates, Options
-from lohan.engine.planning.plan_run import Policy
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.plan import make_plan
+from lohan.paper import policy_named
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
-from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice, TensorKind
-from support.in_memory_training import PlainRun, train_in_memory
+from support.in_memory_training import PlainRun, plain_end
 from support.small_machines import small_machine
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS
 
@@ -51,15 +50,15 @@ class EngineCase:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def forced(case: EngineCase) -> Policy | str:
+def forced(case: EngineCase) -> Policy:
     """The policy of a case: a named one, with some of its decisions overruled."""
     if case.choice is None and case.residents is None and case.num_parts == 1:
-        return case.policy
+        return policy_named(case.policy) if isinstance(case.policy, str) else case.policy
     assert isinstance(case.policy, str)
     policy = case.policy
 
     def make(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
-        plan = make_plan(policy, machine, shape, workload)
+        plan = policy_named(policy).plan(machine, shape, workload)
         blocks = [
             _overruled(case, block, shape.blocks[number], number, len(plan.blocks))
             for number, block in enumerate(plan.blocks)
@@ -160,17 +159,11 @@ def attach(
 
 def plain_run(case: EngineCase, engine: Engine, model: torch.nn.Module) -> PlainRun:
     """The same run in memory. `model` is a twin made before the engine took the first one."""
-    optimizer = optimizer_for(case, model)
-    groups = optimizer.group_of()
-    rates = optimizer.rates()
-    named = dict(model.named_parameters())
-    return train_in_memory(
+    return plain_end(
         model,
+        optimizer_for(case, model),
         batches_of(case),
         layout=engine.store.layout,
-        weights=lambda batches: loss_shares(model, batches, LOSS_FUNCTIONS.get(case.model)),
-        settings_of=lambda step, name: rates[groups[id(named[name])]].settings,
-        max_grad_norm=case.max_grad_norm,
         loss_fn=LOSS_FUNCTIONS.get(case.model),
         loss_scale=2.0**16 if case.dtype is torch.float16 else None,
     )

@@ -24,7 +24,7 @@ from lohan.ssd import (
     Priority,
     Ticket,
 )
-from lohan.ssd.storage_errors import short_transfer, storage_error
+from lohan.ssd.engines.storage_errors import short_transfer, storage_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

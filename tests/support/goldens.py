@@ -12,7 +12,8 @@ from lohan.hardware.machine import Machine
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.model.shape import ModelShape
-from lohan.plan import Plan, Workload, make_plan
+from lohan.paper import policy_named
+from lohan.plan import Plan, Workload
 from lohan.schedule import dump_schedule
 from lohan.simulate import settled_schedule, simulate_plan
 from lohan.units import GIB
@@ -38,7 +39,7 @@ class Case:
         if self.ram_gib is not None:
             machine = machine.with_ram(self.ram_gib * GIB)
         workload = Workload(batch=self.batch, sequence=1024, clips_gradients=self.clips_gradients)
-        return make_plan(self.policy, machine, short(self.model), workload), machine
+        return policy_named(self.policy).plan(machine, short(self.model), workload), machine
 
 
 CASES = (

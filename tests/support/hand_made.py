@@ -87,3 +87,8 @@ def machine(
         ),
         host_price_dollars=1000,
     )
+
+
+def all_output_bytes(block: BlockShape) -> Growth:
+    """Bytes of all operator outputs, kept or not."""
+    return Growth.total(operator.output_bytes for operator in block.operators)

@@ -9,10 +9,9 @@ import torch
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
 from lohan.optimizer.torch_optimizer import AdamW
-from lohan.verify.plain_loop import loss_shares
 from support.engine_faults import States
 from support.engine_runs import EngineCase, forced, optimizer_for
-from support.in_memory_training import PlainRun, train_in_memory
+from support.in_memory_training import PlainRun, plain_end
 from support.small_machines import small_machine
 
 Batch = dict[str, Any]
@@ -52,18 +51,14 @@ def plain(
     loss_scale: float | None = None,
     weights: Callable[[Sequence[Any]], Sequence[float]] | None = None,
 ) -> PlainRun:
-    optimizer = optimizer_for(case, model)
-    groups, rates = optimizer.group_of(), optimizer.rates()
-    named = dict(model.named_parameters())
     if loss_scale is None and case.dtype is torch.float16:
         loss_scale = 2.0**16
-    return train_in_memory(
+    return plain_end(
         model,
+        optimizer_for(case, model),
         steps,
         layout=engine.store.layout,
-        weights=weights or (lambda some: loss_shares(model, some, loss_fn)),
-        settings_of=lambda step, name: rates[groups[id(named[name])]].settings,
-        max_grad_norm=case.max_grad_norm,
+        shares_of=weights,
         loss_fn=loss_fn,
         loss_scale=loss_scale,
     )

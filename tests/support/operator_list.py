@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.drive.activations.operator_rules import reason_not_to_store
-from lohan.model.trace_ops import is_counted
+from lohan.model.tracing.trace_ops import is_counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
 from lohan.model.shape import INPUT, BlockShape, Growth, ModelShape, OperatorShape
-from lohan.plan import POLICY_NAMES, Plan, Workload, make_plan
+from lohan.paper import POLICY_NAMES, policy_named
+from lohan.plan import Plan, Workload
 from lohan.schedule import RollingSchedule, Schedule, Task
 from lohan.vocabulary import Lane, TaskId
 
@@ -135,7 +136,7 @@ def random_plan(
         clips_gradients=not is_plain and rng.random() < 0.5,
     )
     name = policy or rng.choice(POLICY_NAMES)
-    return make_plan(name, machine, shape, workload), machine
+    return policy_named(name).plan(machine, shape, workload), machine
 
 
 def rolled_schedule(rolling: RollingSchedule, tasks: Sequence[Task], plan: Plan) -> Schedule:

@@ -12,18 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from lohan import _native
-from lohan.ssd import (
-    Buffer,
-    BufferPool,
-    DriveId,
-    DriveSettings,
-    IoEngine,
-    IoFile,
-    LinkRates,
-    MemoryEngine,
-    NativeEngine,
-    PacedEngine,
-)
+from lohan.ssd import Buffer, BufferPool, DriveId, DriveSettings, IoEngine, IoFile, NativeEngine
+from support.memory_engine import MemoryEngine
+from support.paced_engine import LinkRates, PacedEngine
 
 PAGE = 4096
 

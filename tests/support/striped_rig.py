@@ -7,11 +7,11 @@ from lohan.ssd import (
     BufferPool,
     Extent,
     IoEngine,
-    MemoryEngine,
     RunDirectories,
     StripedFile,
     verify_extent,
 )
+from support.memory_engine import MemoryEngine
 from support.ssd_engines import PAGE, random_bytes
 
 CHUNK = 4 * PAGE

@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lohan.ssd import DriveId, DriveSettings, IoFile, MemoryEngine, Operation, Priority, Ticket
+from lohan.ssd import DriveId, DriveSettings, IoFile, Operation, Priority, Ticket
+from support.memory_engine import MemoryEngine
 
 
 class HandClock:

@@ -10,18 +10,14 @@ import torch
 from torch import nn
 
 from lohan.drive import LossFunction
-from lohan.drive.micro_batch import loss_of
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
 from lohan.engine.options import Options
-from lohan.optimizer import reference
-from lohan.optimizer.settings import prepare_step
-from lohan.optimizer.torch_optimizer import AdamW, clip_scale
+from lohan.optimizer.torch_optimizer import AdamW
 from lohan.store import StateLayout
-from lohan.verify.plain_loop import loss_shares
 from lohan.vocabulary import Choice
 from support.engine_runs import EngineCase, forced
-from support.in_memory_training import global_norm
+from support.in_memory_training import plain_end
 from support.small_machines import small_machine
 from support.toy_models import toy_batches
 
@@ -159,40 +155,20 @@ def _in_memory(
     loss_fn: LossFunction | None,
 ) -> ToyRun:
     optimizer = toy_optimizer(model, max_grad_norm)
-    named = dict(model.named_parameters())
-    masters = {name: p.detach().float().clone() for name, p in named.items()}
-    first = {name: torch.zeros_like(master) for name, master in masters.items()}
-    second = {name: torch.zeros_like(master) for name, master in masters.items()}
-    counts = dict.fromkeys(named, 0)
-    losses = []
-    for number, batches in enumerate(steps):
-        change(number, model, optimizer)
-        model.zero_grad(set_to_none=True)
-        losses.append([])
-        for batch, weight in zip(batches, loss_shares(model, batches, loss_fn), strict=True):
-            loss = loss_of(model, batch, loss_fn)
-            loss = loss if weight == 1.0 else loss * weight
-            loss.backward()
-            losses[-1].append(float(loss.detach()))
-        gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        scale = clip_scale(global_norm(gradients, layout, torch.bfloat16), optimizer.max_grad_norm)
-        group_of, rates = optimizer.group_of(), optimizer.rates()
-        for name, gradient in gradients.items():
-            counts[name] += 1
-            scalars = prepare_step(
-                rates[group_of[id(named[name])]].settings,
-                step=counts[name],
-                num_elements=gradient.numel(),
-                grad_scale=scale,
-            )
-            flat = [state.view(-1) for state in (masters[name], first[name], second[name])]
-            updated = reference.adamw_elements(
-                reference.widened(gradient.reshape(-1)), *flat, scalars
-            )
-            for state, values in zip(flat, updated, strict=True):
-                state.copy_(values)
-            named[name].data.copy_(masters[name].to(torch.bfloat16))
-    return ToyRun(losses=losses, masters=masters, buffers=dict(model.named_buffers()))
+    run = plain_end(
+        model,
+        optimizer,
+        steps,
+        layout=layout,
+        loss_fn=loss_fn,
+        before_step=lambda number: change(number, model, optimizer),
+    )
+    stored = {name: p.detach().float() for name, p in model.named_parameters()}
+    return ToyRun(
+        losses=run.losses,
+        masters={**stored, **run.masters},
+        buffers=dict(model.named_buffers()),
+    )
 
 
 def assert_same_toys(ours: ToyRun, plain: ToyRun) -> None:

@@ -1,4 +1,7 @@
-"""The command `lohan`: one file per command, gathered in `app`."""
+"""The command `lohan`: one file per command, gathered in `app`.
+
+Owns options and what is printed. Imported by nobody. Never computes an answer: rooms below do.
+"""
 
 from lohan.cli.app import app, main
 

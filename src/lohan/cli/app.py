@@ -21,11 +21,10 @@ from lohan.cli.compare import compare
 from lohan.cli.data_preview import data_commands
 from lohan.cli.doctor import doctor
 from lohan.cli.export import export
-from lohan.cli.free_words import FREE_OPTIONS
-from lohan.cli.machines import machines
-from lohan.cli.models import models
+from lohan.cli.known_names import machines, models
 from lohan.cli.plan import plan
 from lohan.cli.profile import profile
+from lohan.cli.reading.free_words import FREE_OPTIONS
 from lohan.cli.report import report
 from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate

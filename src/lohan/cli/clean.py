@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption
+from lohan.cli.reading.options import JsonOption
 
 if TYPE_CHECKING:
     from lohan.store import LeftRun, LeftRuns
@@ -39,7 +39,7 @@ def clean(
 
     Exit code 0: done. 1: the answer was no, nothing was removed. 2: it cannot be done.
     """
-    from lohan.cli.output import print_json
+    from lohan.cli.tables.output import print_json
     from lohan.store import list_left_runs
 
     found = list_left_runs(ssd)
@@ -53,7 +53,7 @@ def clean(
 
 
 def _show(found: "LeftRuns") -> None:
-    from lohan.cli.output import console, table
+    from lohan.cli.tables.output import console, table
     from lohan.units import format_bytes
 
     shown = console()
@@ -139,7 +139,7 @@ def _remove(
     is_incomplete_fine: bool,
     as_json: bool,
 ) -> None:
-    from lohan.cli.output import console, print_json
+    from lohan.cli.tables.output import console, print_json
     from lohan.errors import ConfigError
     from lohan.store import refuse_removal, remove_left_run
     from lohan.units import format_bytes
@@ -200,7 +200,7 @@ def _named(found: "LeftRuns", name: str) -> "LeftRun":
 
 
 def _confirm(run: "LeftRun") -> None:
-    from lohan.cli.output import console
+    from lohan.cli.tables.output import console
     from lohan.units import format_bytes
 
     sealed = "never sealed" if run.step is None else f"sealed at step {run.step:,}"

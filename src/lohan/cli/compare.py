@@ -1,13 +1,13 @@
 """`lohan compare`: every policy on the same machine, model and batch.
 
-Owns the command's options. Computed and printed in `comparison`.
+Owns the command's options. Computed in `lohan.paper`, printed in `comparison`.
 """
 
 from typing import Annotated
 
 import typer
 
-from lohan.cli.options import (
+from lohan.cli.reading.options import (
     BatchOption,
     GpuOption,
     GpusOption,
@@ -45,16 +45,17 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Put the policies side by side: what fits, how fast, what it wears and costs (simulated)."""
-    from lohan.cli.comparison import comparison_of, policies_asked, show_comparison
-    from lohan.cli.output import console, print_json
-    from lohan.cli.request import machine_asked, shape_asked
+    from lohan.cli.reading.request import machine_asked, policies_asked, shape_asked
+    from lohan.cli.tables.comparison import show_comparison
+    from lohan.cli.tables.output import console, print_json
+    from lohan.paper.comparison import comparison_of
     from lohan.plan.workload import Workload
 
-    names = policies_asked(policies)
+    asked = policies_asked(policies)
     box = machine_asked(machine, ram=ram, gpu=gpu, ssds=ssds, gpus=gpus)
     shape, sequence = shape_asked(model, seq)
     workload = Workload(batch=batch, sequence=sequence)
-    found = comparison_of(names, box, shape, workload, finds_best_batch=best_batch, clips_ours=clip)
+    found = comparison_of(asked, box, shape, workload, finds_best_batch=best_batch, clips_ours=clip)
     if json:
         print_json(found.to_fields())
     else:

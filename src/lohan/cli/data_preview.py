@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lohan.cli.free_words import FREE_OPTIONS, read_words, require_train_packages
+from lohan.cli.reading.free_words import FREE_OPTIONS, read_words, require_train_packages
 
 data_commands = typer.Typer(name="data", help="Look at training rows.", no_args_is_help=True)
 
@@ -33,7 +33,7 @@ def preview(
     """
     import tempfile
 
-    from lohan.cli.output import console
+    from lohan.cli.tables.output import console
     from lohan.errors import ConfigError
 
     require_train_packages()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption
+from lohan.cli.reading.options import JsonOption
 
 if TYPE_CHECKING:
     from lohan.doctor import Examination
@@ -37,7 +37,7 @@ def doctor(
     Looks at versions, native kernels, the I/O engine, the device, memory limits and the SSD
     directories given. Exit code 0: ready. 1: not ready.
     """
-    from lohan.cli.output import print_json
+    from lohan.cli.tables.output import print_json
     from lohan.doctor import examine, report_text
 
     found = examine(ssd=ssd or (), device=device)
@@ -67,7 +67,7 @@ def _fields(found: "Examination") -> dict[str, object]:
 
 
 def _print(found: "Examination") -> None:
-    from lohan.cli.output import console, table
+    from lohan.cli.tables.output import console, table
     from lohan.doctor import Level
 
     out = console()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption, RunArgument, RunSsdOption
+from lohan.cli.reading.options import JsonOption, RunArgument, RunSsdOption
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -40,8 +40,8 @@ def export(
     json: JsonOption = False,
 ) -> None:
     """Write the model of a run's last seal, for from_pretrained; streams, needs little RAM."""
-    from lohan.cli.output import console, print_json
-    from lohan.cli.request import parse_size
+    from lohan.cli.reading.request import parse_size
+    from lohan.cli.tables.output import console, print_json
     from lohan.errors import ConfigError, nearest_names
     from lohan.units import format_bytes
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import (
+from lohan.cli.reading.options import (
     BATCH_HELP,
     ClipOption,
     GpuOption,
@@ -71,12 +71,12 @@ def plan(
 
     Exit code 0: it fits. 1: it does not. 2: the request cannot be met.
     """
-    from lohan.cli.answer import Answer, plan_of, with_limits, with_step
-    from lohan.cli.output import console, print_json
-    from lohan.cli.plan_tables import show_answer
-    from lohan.cli.request import parse_tokens, request_of
-    from lohan.cli.run_words import rooms_of, run_words
+    from lohan.cli.reading.request import OTHER_POLICIES, parse_tokens, request_of
+    from lohan.cli.reading.run_words import rooms_of, run_words
+    from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.plan_tables import show_answer
     from lohan.simulate import simulate_plan
+    from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
     from lohan.simulate.quick import QUICK_STEPS
 
     words = run_words(what, model, ctx.args)
@@ -107,7 +107,7 @@ def plan(
     if made.ledger.fits:
         step = simulate_plan(made, request.machine, num_steps=QUICK_STEPS)
         answer = with_step(answer, step, num_tokens)
-    answer = with_limits(answer)
+    answer = with_limits(answer, OTHER_POLICIES)
     if json:
         print_json(answer.to_fields())
     else:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import ForceOption, JsonOption
+from lohan.cli.reading.options import ForceOption, JsonOption
 
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -56,12 +56,12 @@ def profile(
 
     Exit code 0: measured or kept figures are shown. 2: the request cannot be met.
     """
-    from lohan.cli.files import check_outputs, write_text
-    from lohan.cli.output import console, print_json
-    from lohan.cli.profile_meaning import meaning_of
-    from lohan.cli.profile_tables import show_profile
-    from lohan.cli.request import parse_size
+    from lohan.cli.reading.files import check_outputs, write_text
+    from lohan.cli.reading.request import parse_size
+    from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.profile_tables import show_profile
     from lohan.measure import measuring_bar, profile_machine
+    from lohan.simulate.answers.machine_meaning import meaning_of
 
     check_outputs([out], force=force)
     ram_bytes = None if ram is None else parse_size(ram, "--ram")

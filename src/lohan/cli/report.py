@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import ForceOption, RunArgument, RunSsdOption
+from lohan.cli.reading.options import ForceOption, RunArgument, RunSsdOption
 
 
 def report(
@@ -29,8 +29,8 @@ def report(
 
     The report in the run's own folder is replaced; with --out nothing is, unless --force is given.
     """
-    from lohan.cli.files import check_outputs
-    from lohan.cli.output import console
+    from lohan.cli.reading.files import check_outputs
+    from lohan.cli.tables.output import console
     from lohan.report.page import write_report
 
     check_outputs((out,), force=force)

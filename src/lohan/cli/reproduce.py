@@ -1,7 +1,6 @@
 """`lohan reproduce`: published figures next to simulated ones.
 
-Owns the command's options. Rows are read and simulated in `lohan.simulate`, grouped and printed in
-`reproduction`.
+Owns the command's options. Computed in `lohan.paper`, printed in `reproduction`.
 """
 
 import pathlib
@@ -9,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption
+from lohan.cli.reading.options import JsonOption
 
 RowsOption = Annotated[
     pathlib.Path | None,
@@ -19,9 +18,10 @@ RowsOption = Annotated[
 
 def reproduce(rows: RowsOption = None, json: JsonOption = False) -> None:
     """Compare every published figure with the simulator: error per row, spread per figure."""
-    from lohan.cli.output import console, print_json
-    from lohan.cli.reproduction import reproduction_of, show_reproduction
-    from lohan.simulate.rows import rows_of, shipped_rows
+    from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.reproduction import show_reproduction
+    from lohan.paper.reproduce import reproduction_of
+    from lohan.paper.rows import rows_of, shipped_rows
 
     found = reproduction_of(shipped_rows() if rows is None else rows_of(rows))
     if json:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.options import (
+from lohan.cli.reading.options import (
     BatchOption,
     ClipOption,
     ForceOption,
@@ -66,12 +66,13 @@ def simulate(
 
     Exit code 0: done. 1: it does not fit, nothing is written. 2: the request cannot be met.
     """
-    from lohan.cli.answer import Answer, plan_of, with_limits, with_step
-    from lohan.cli.files import check_outputs, write_text
-    from lohan.cli.output import console, print_json
-    from lohan.cli.plan_tables import show_answer
-    from lohan.cli.request import parse_tokens, request_of
-    from lohan.cli.timeline import check_steps, timeline_of
+    from lohan.cli.reading.files import check_outputs, write_text
+    from lohan.cli.reading.request import OTHER_POLICIES, check_steps, parse_tokens, request_of
+    from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.plan_tables import show_answer
+    from lohan.report import lane_chart_svg
+    from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
+    from lohan.simulate.timeline import timeline_of
 
     check_steps(steps)
     check_outputs((trace, svg, schedule), force=force)
@@ -90,25 +91,30 @@ def simulate(
     )
     made = plan_of(request)
     answer = Answer(request=request, plan=made)
-    written: dict[str, str] = {}
+    written: list[str] = []
     if made.ledger.fits:
         timeline = timeline_of(made, request.machine, num_steps=steps)
         answer = with_step(answer, timeline.step, num_tokens)
         for path, make in (
             (trace, timeline.chrome),
-            (svg, timeline.svg),
+            (
+                svg,
+                lambda: lane_chart_svg(
+                    timeline.steady(), start_seconds=0, end_seconds=timeline.seconds
+                ),
+            ),
             (schedule, timeline.text),
         ):
             if path is not None:
                 write_text(path, make())
-                written[make.__name__] = str(path)
-    answer = with_limits(answer)
+                written.append(str(path))
+    answer = with_limits(answer, OTHER_POLICIES)
     if json:
-        print_json({**answer.to_fields(), "written_files": list(written.values())})
+        print_json({**answer.to_fields(), "written_files": written})
     else:
         shown = console()
         show_answer(answer, shown)
-        for path_text in written.values():
+        for path_text in written:
             shown.print(f"wrote {path_text}")
     if not made.ledger.fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.free_words import read_words, require_train_packages
+from lohan.cli.reading.free_words import read_words, require_train_packages
 
 
 def train(
@@ -93,7 +93,7 @@ def train(
     --max_length 2048), see docs/configuration.md. Exit code 0: done. 2: an error, nothing sealed
     is lost. 130 or 143: stopped by Ctrl-C or SIGTERM after a seal; go on with --resume.
     """
-    from lohan.cli.output import console
+    from lohan.cli.tables.output import console
 
     path, overrides = read_words(ctx.args)
     if resume:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lohan.cli.options import JsonOption
+from lohan.cli.reading.options import JsonOption
 
 if TYPE_CHECKING:
     from lohan.verify import CaseResult, SmallCopy, Verification
@@ -75,9 +75,9 @@ def verify(
     gradient clipping. The copy has the architecture of the model, with fewer layers and smaller
     sizes. Exit code 0: equal. 1: different. 2: it cannot be done.
     """
-    from lohan.cli.free_words import require_train_packages
-    from lohan.cli.output import print_json
-    from lohan.cli.request import parse_size
+    from lohan.cli.reading.free_words import require_train_packages
+    from lohan.cli.reading.request import parse_size
+    from lohan.cli.tables.output import print_json
 
     ram_bytes = None if ram is None else parse_size(ram, "--ram")
     require_train_packages()
@@ -109,7 +109,7 @@ def verify(
 
 
 def _print_copy(copy: "SmallCopy") -> None:
-    from lohan.cli.output import console
+    from lohan.cli.tables.output import console
 
     out = console()
     out.print(f"{copy.name}: a small {copy.architecture}, {copy.num_parameters:,} parameters")
@@ -118,7 +118,7 @@ def _print_copy(copy: "SmallCopy") -> None:
 
 
 def _print_cases(found: "Verification") -> None:
-    from lohan.cli.output import console, table
+    from lohan.cli.tables.output import console, table
     from lohan.units import format_bytes
 
     shown = table(

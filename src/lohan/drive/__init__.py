@@ -1,4 +1,8 @@
-"""Driving an unmodified PyTorch model block by block; see `SegmentedModel`."""
+"""Driving an unmodified PyTorch model block by block; see `SegmentedModel`.
+
+Owns the main thread of a step: which code runs when, with which weights, and its gradients.
+Imported by `lanes`, `engine` and what is above. Never moves a tensor itself: hooks do.
+"""
 
 from lohan.drive.gradient_sums import SegmentGradients
 from lohan.drive.hooks import ForwardOrder, SegmentHooks
@@ -8,12 +12,10 @@ from lohan.drive.segment_map import (
     Segment,
     SegmentKind,
     SegmentMap,
-    map_segments,
     segments_from_trace,
 )
 from lohan.drive.segmented_model import SegmentedModel
 from lohan.drive.surroundings.randomness import DrawsUnknown
-from lohan.drive.watch.observe import observe_rest_uses
 
 __all__ = [
     "DrawsUnknown",
@@ -26,7 +28,5 @@ __all__ = [
     "SegmentKind",
     "SegmentMap",
     "SegmentedModel",
-    "map_segments",
-    "observe_rest_uses",
     "segments_from_trace",
 ]

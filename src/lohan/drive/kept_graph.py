@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_te
 from lohan.drive.edges.cuts import Deliveries, Edge, PendingGradients, refuse_kept
 from lohan.drive.weights.parameter_views import WeightPlace, Weights
 from lohan.errors import ConfigError
-from lohan.model.trace_ops import storage_key
+from lohan.model.tracing.trace_ops import storage_key
 
 _SLACK_BYTES = 4096
 """Beyond what the plan counts: small constants that the block's code makes."""

@@ -22,7 +22,7 @@ from lohan.drive.edges.cuts import (
 )
 from lohan.drive.weights.parameter_views import WeightPlace, Weights
 from lohan.errors import ConfigError
-from lohan.model.trace_ops import tensors_in
+from lohan.model.tracing.trace_ops import tensors_in
 
 
 def weights_by_place(weights: Weights) -> saved_tensors_hooks:

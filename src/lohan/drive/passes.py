@@ -358,7 +358,7 @@ class Passes:
                 f"a parameter of shape {tuple(parameter.shape)} is used in {segment.name} and "
                 "belongs to a later segment",
                 why="the gradients of that segment have left",
-                remedy="name it in `rest_uses` of `map_segments` where it is first used",
+                remedy="let every forward pass use the same parameters in the same order",
             )
         micro_batch.pending.put_parameter(parameter, gradient)
 

@@ -33,7 +33,7 @@ from lohan.drive.watch.shared_state import SharedState
 from lohan.drive.weights.offloaded import calls_allowed
 from lohan.drive.weights.parameter_views import ParameterSet, Weights
 from lohan.errors import ConfigError
-from lohan.model.kept_contents import left_as_found
+from lohan.model.tracing.kept_contents import left_as_found
 from lohan.vocabulary import BlockId
 
 

@@ -105,7 +105,7 @@ def counted_losses(
 def num_tokens(batch: Any) -> int:
     """Tokens of a micro-batch: of its first two-dimensional tensor of whole numbers, or sequences
     where it has none."""
-    from lohan.model.trace_ops import tensors_in
+    from lohan.model.tracing.trace_ops import tensors_in
 
     tensors = tensors_in(batch)
     for tensor in tensors:

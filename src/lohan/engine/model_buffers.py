@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lohan.errors import CheckpointError, ConfigError
-from lohan.model.kept_contents import put_value
+from lohan.model.tracing.kept_contents import put_value
 from lohan.ssd.checksums import checksum_memory
 
 _SMALL_BYTES = 64 * 1024

@@ -14,9 +14,10 @@ import torch
 from lohan.device.device import Device
 from lohan.drive import LossFunction
 from lohan.engine.planning.known_drives import KnownDrives
-from lohan.engine.planning.plan_run import PlannedRun, Policy
+from lohan.engine.planning.plan_run import PlannedRun
 from lohan.engine.planning.write_limit import WriteLimit
 from lohan.hardware.machine import Machine
+from lohan.plan.policies import Policy
 from lohan.ssd import CHUNK_BYTES, IoEngine
 from lohan.store import MasterFormat
 from lohan.store.initial import Moments

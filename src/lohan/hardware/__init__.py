@@ -1,4 +1,7 @@
-"""What a machine can do: facts with JSON in and out, machines by name, and what RAM is free."""
+"""What a machine can do: facts with JSON in and out, machines by name, and what RAM is free.
+
+Owns `Machine` and its file. Imported by all that plans or measures. Never measures: `measure` does.
+"""
 
 from lohan.hardware.limits import AvailableRam, available_ram_bytes, is_bound_by_locking
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath

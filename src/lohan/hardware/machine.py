@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Self
 
-from lohan.errors import ConfigError, nearest_names
+from lohan.errors import ConfigError
 from lohan.fields import (
     Fields,
     check_bytes,
@@ -34,7 +34,6 @@ _RATE_EXAMPLE = '"7GB/s"'
 _SIZE_EXAMPLE = '"24GiB"'
 _FLOPS_EXAMPLE = "143e12"
 _UPDATE_EXAMPLE = "2.5e9"
-_DTYPES_OF_16_BITS = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +64,6 @@ class Gpu:
         for dtype, rate in self.flops_per_second_by_dtype:
             where = f"gpu.flops_per_second_by_dtype.{dtype}"
             check_rate(rate, where, example=_FLOPS_EXAMPLE)
-
-    def flops_per_second_of(self, dtype: str) -> float:
-        """Return the compute rate in a number format, such as `bf16` or `fp32`.
-
-        Raises:
-            ConfigError: if the rate in that format is not known.
-        """
-        rates = dict(self.flops_per_second_by_dtype)
-        for name in _DTYPES_OF_16_BITS:
-            rates.setdefault(name, self.flops_per_second)
-        if dtype not in rates:
-            raise ConfigError(
-                f"the rate of {self.name} in {dtype} is not known",
-                why="its compute cannot be timed",
-                remedy=f"{nearest_names(dtype, rates)}, or add "
-                f'"{dtype}" to gpu.flops_per_second_by_dtype',
-            )
-        return rates[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

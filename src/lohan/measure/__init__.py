@@ -1,4 +1,8 @@
-"""Fill in a Machine by measurement: drives, copies, compute, updates, memory that is free."""
+"""Fill in a Machine by measurement: drives, copies, compute, updates, memory that is free.
+
+Owns what is run and timed, for how long, and the kept profile. Imported by `attaching`, `doctor`
+and the commands. Never plans, and leaves no file but the profile.
+"""
 
 from lohan.hardware.this_host import cache_directory
 from lohan.measure.bar import measuring_bar

@@ -1,6 +1,7 @@
 """What a model needs: its blocks, and per operator FLOPs and bytes, by tracing or by name.
 
-Importing this does not import torch; the tracing files do, and are imported when first needed.
+Owns shapes and the names they are known by. Imported by all that plans. Importing this does not
+import torch: `tracing` does, and is imported when first needed. Never trains or loads weights.
 """
 
 from lohan.model.names import known_names, shape_of

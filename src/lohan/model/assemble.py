@@ -14,8 +14,8 @@ from torch import nn
 from lohan.errors import ConfigError
 from lohan.model.growth_fit import Point, fit, points_for
 from lohan.model.shape import INPUT, BlockShape, Growth, ModelShape, OperatorShape
-from lohan.model.trace_model import MakeInputs, Stretch, TraceableModel
-from lohan.model.trace_ops import Call
+from lohan.model.tracing.trace_model import MakeInputs, Stretch, TraceableModel
+from lohan.model.tracing.trace_ops import Call
 
 
 def trace_shape(

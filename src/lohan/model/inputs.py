@@ -13,7 +13,7 @@ from torch import nn
 
 from lohan.errors import ConfigError
 from lohan.model.paper_models import Dit
-from lohan.model.trace_model import MakeInputs
+from lohan.model.tracing.trace_model import MakeInputs
 
 # Lengths of text conditions where a configuration does not say: CLIP with T5, or T5 alone.
 _TEXT_TOKENS = {"SD3Transformer2DModel": 333, "FluxTransformer2DModel": 512}

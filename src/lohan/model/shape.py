@@ -148,11 +148,6 @@ class BlockShape:
         """Bytes of operator outputs that autograd keeps; the block's input is not one of them."""
         return Growth.total(operator.saved_bytes for operator in self.operators)
 
-    @property
-    def all_output_bytes(self) -> Growth:
-        """Bytes of all operator outputs, kept or not."""
-        return Growth.total(operator.output_bytes for operator in self.operators)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -200,13 +195,6 @@ class ModelShape:
         """Parameters of the model, each tied one counted once."""
         counts = Counter(self.sequence_of_kinds)
         return sum(self.kinds[kind].num_parameters * count for kind, count in counts.items())
-
-    @property
-    def num_trained_parameters(self) -> int:
-        """Parameters that are not frozen."""
-        counts = Counter(self.sequence_of_kinds)
-        frozen = sum(self.kinds[kind].num_frozen_parameters * n for kind, n in counts.items())
-        return self.num_parameters - frozen
 
     def to_json(self) -> str:
         """Return the shape as JSON text: sorted keys, one operator per line, final newline."""

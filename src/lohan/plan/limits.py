@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
-from lohan.plan.policies import make_plan
+from lohan.plan.policies import Policy, make_plan
 from lohan.plan.workload import Workload
 from lohan.units import GIB
 from lohan.vocabulary import Tier
@@ -27,7 +27,7 @@ _FINEST_SHARE = 16
 class Question:
     """A plan that is asked for: by what policy, where, with what batch."""
 
-    policy: str
+    policy: str | Policy
     machine: Machine
     shape: ModelShape
     workload: Workload
@@ -35,7 +35,7 @@ class Question:
     def fits(
         self,
         *,
-        policy: str | None = None,
+        policy: str | Policy | None = None,
         machine: Machine | None = None,
         shape: ModelShape | None = None,
         workload: Workload | None = None,

@@ -14,8 +14,7 @@ from lohan.plan.limits import (
     largest_model,
     least_machine,
 )
-from lohan.plan.policies import POLICY_NAMES
-from lohan.plan.policies.systems import GPU_ONLY
+from lohan.plan.policies import OUR_POLICY, SystemPolicy
 from lohan.units import GIB, format_bytes, format_count
 from lohan.vocabulary import Tier
 
@@ -31,14 +30,17 @@ class NearestFit:
 
 
 def nearest_fits(
-    question: Question, shortages: Iterable[Tier], shapes: Iterable[ModelShape]
+    question: Question,
+    shortages: Iterable[Tier],
+    shapes: Iterable[ModelShape],
+    policies: Iterable[SystemPolicy],
 ) -> list[NearestFit]:
-    """Changes that make it fit, the cheapest first."""
+    """Changes that make it fit, the cheapest first; of the other policies the first that does."""
     short = set(shortages)
     return [
         *_smaller_batch(question),
         *more_memory(question, short),
-        *_other_policy(question),
+        *_other_policy(question, policies),
         *_smaller_model(question, shapes),
     ]
 
@@ -67,16 +69,16 @@ def more_memory(question: Question, short: Collection[Tier]) -> Iterator[Nearest
     yield NearestFit(change=" and ".join(words), option=" ".join(options))
 
 
-def _other_policy(question: Question) -> Iterator[NearestFit]:
-    for policy in POLICY_NAMES:
-        if policy in (question.policy, GPU_ONLY.name):
+def _other_policy(question: Question, policies: Iterable[SystemPolicy]) -> Iterator[NearestFit]:
+    for policy in policies:
+        if policy == question.policy:
             continue
         workload = question.workload
-        if policy != POLICY_NAMES[0]:
+        if policy is not OUR_POLICY:
             # Only this project's policy clips.
             workload = replace(workload, clips_gradients=False)
         if question.fits(policy=policy, workload=workload):
-            yield NearestFit(change=f"the policy {policy}", option=f"--policy {policy}")
+            yield NearestFit(change=f"the policy {policy.name}", option=f"--policy {policy.name}")
             return
 
 

@@ -30,10 +30,6 @@ class BlockPlan:
     defers_update: bool = False
     """The update runs under the next forward pass, whose weights then come straight from it."""
 
-    def choice_of(self, operator_index: int) -> Choice:
-        """What happens to one operator's output."""
-        return dict(self.choices).get(operator_index, Choice.RECOMPUTE)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

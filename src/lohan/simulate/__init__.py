@@ -1,4 +1,8 @@
-"""The simulator: the same tasks the engine runs, on a virtual clock."""
+"""The simulator: the same tasks the engine runs, on a virtual clock.
+
+Owns durations, the clock and what is read off it. Imported by whoever needs a prediction. Never
+touches a device, a file or the real time.
+"""
 
 from lohan.simulate.refine import ObservedRate, observed_rates, refine
 from lohan.simulate.result import SimulatedStep

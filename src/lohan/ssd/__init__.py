@@ -1,11 +1,14 @@
-"""Bytes on SSDs: engines, buffers, and files striped over several drives. Knows no tensors."""
+"""Bytes on SSDs: engines, buffers, and files striped over several drives.
+
+Owns requests, extents, checksums and the directories of runs. Imported by `store`, and by whoever
+checks directories. Never knows tensors.
+"""
 
 from lohan.ssd.allocator import Extent, ExtentAllocator
-from lohan.ssd.buffers import Buffer, BufferPool
 from lohan.ssd.checksums import ChecksumTable, Stretch
-from lohan.ssd.choose import ENGINE_NAMES, choose_engine
-from lohan.ssd.directory_check import DirectoryReport, check_directories, check_directory
-from lohan.ssd.engine import (
+from lohan.ssd.engines.buffers import Buffer, BufferPool
+from lohan.ssd.engines.choose import ENGINE_NAMES, choose_engine
+from lohan.ssd.engines.engine import (
     ALIGNMENT_BYTES,
     Access,
     DriveCounters,
@@ -18,12 +21,11 @@ from lohan.ssd.engine import (
     Priority,
     Ticket,
 )
+from lohan.ssd.engines.native_engine import NativeEngine
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
-from lohan.ssd.left_runs import FoundParts, LeftFile, RunPart, find_run_parts
-from lohan.ssd.memory_engine import MemoryEngine
-from lohan.ssd.native_engine import NativeEngine
-from lohan.ssd.paced_engine import LinkRates, PacedEngine
-from lohan.ssd.run_directory import RunDirectories
+from lohan.ssd.runs.directory_check import DirectoryReport, check_directories, check_directory
+from lohan.ssd.runs.left_runs import FoundParts, LeftFile, RunPart, find_run_parts
+from lohan.ssd.runs.run_directory import RunDirectories
 from lohan.ssd.stripe_files import add_drives
 from lohan.ssd.striped_file import StripedFile
 from lohan.ssd.striped_ticket import StripedTicket
@@ -47,12 +49,9 @@ __all__ = [
     "IoEngine",
     "IoFile",
     "LeftFile",
-    "LinkRates",
-    "MemoryEngine",
     "Mixing",
     "NativeEngine",
     "Operation",
-    "PacedEngine",
     "Priority",
     "RunDirectories",
     "RunPart",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lohan.errors import OutOfSpace, ScheduleError
-from lohan.ssd.engine import ALIGNMENT_BYTES
+from lohan.ssd.engines.engine import ALIGNMENT_BYTES
 from lohan.units import format_bytes
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError
-from lohan.ssd.engine import ALIGNMENT_BYTES
+from lohan.ssd.engines.engine import ALIGNMENT_BYTES
 from lohan.units import MIB
 
 CHUNK_BYTES = 4 * MIB

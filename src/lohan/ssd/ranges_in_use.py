@@ -5,7 +5,7 @@ Used by `striped_file`, always under its lock, so that no two requests can slip 
 """
 
 from lohan.errors import ScheduleError
-from lohan.ssd.engine import Operation
+from lohan.ssd.engines.engine import Operation
 from lohan.ssd.striped_ticket import StripedTicket
 
 

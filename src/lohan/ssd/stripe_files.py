@@ -10,10 +10,10 @@ import os
 from collections.abc import Sequence
 
 from lohan.errors import ConfigError, LohanError, OutOfSpace, StorageError
-from lohan.ssd.engine import DriveId, DriveSettings, IoEngine, IoFile
+from lohan.ssd.engines.engine import DriveId, DriveSettings, IoEngine, IoFile
+from lohan.ssd.engines.storage_errors import short_transfer, storage_error
 from lohan.ssd.layout import StripeLayout
-from lohan.ssd.run_directory import RunDirectories
-from lohan.ssd.storage_errors import short_transfer, storage_error
+from lohan.ssd.runs.run_directory import RunDirectories
 from lohan.units import format_bytes
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from lohan.errors import LohanError, ScheduleError, StorageError
 from lohan.ssd.allocator import Extent, ExtentAllocator, unknown_extent
 from lohan.ssd.checksums import ChecksumTable, checksum_stretches
-from lohan.ssd.engine import (
+from lohan.ssd.engines.engine import (
     Access,
     DriveId,
     IoEngine,
@@ -22,7 +22,7 @@ from lohan.ssd.engine import (
 )
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
 from lohan.ssd.ranges_in_use import RangesInUse
-from lohan.ssd.run_directory import RunDirectories
+from lohan.ssd.runs.run_directory import RunDirectories
 from lohan.ssd.stripe_files import (
     add_drives,
     close_files,

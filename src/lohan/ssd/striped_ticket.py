@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lohan.errors import Corrupt, StorageError
 from lohan.ssd.checksums import ChecksumTable, Stretch, checksum_memory
-from lohan.ssd.engine import IoEngine, Operation, Ticket
+from lohan.ssd.engines.engine import IoEngine, Operation, Ticket
 from lohan.ssd.layout import StripeLayout
 
 

@@ -7,7 +7,7 @@ asks whether a checkpoint is whole.
 from lohan.errors import ConfigError
 from lohan.ssd.allocator import Extent
 from lohan.ssd.checksums import Stretch, checksum_stretches, join_checksums
-from lohan.ssd.engine import ALIGNMENT_BYTES, Priority
+from lohan.ssd.engines.engine import ALIGNMENT_BYTES, Priority
 from lohan.ssd.striped_file import StripedFile
 from lohan.ssd.striped_ticket import StripedTicket, corrupt, unverifiable
 

@@ -1,8 +1,12 @@
-"""States of blocks and swapped tensors, in RAM and on SSD. No schedule."""
+"""States of blocks and swapped tensors, in RAM and on SSD.
+
+Owns what is valid after a crash. Imported by `lanes`, `engine` and `train`. Never knows a schedule.
+"""
 
 from lohan.store.activations import SwapFile, SwapKey
-from lohan.store.counters import StoreCounters
-from lohan.store.layout import (
+from lohan.store.files.counters import StoreCounters
+from lohan.store.files.tickets import RamBuffer, StoreTicket
+from lohan.store.format.layout import (
     GRAIN,
     BlockLayout,
     ByteRange,
@@ -10,6 +14,14 @@ from lohan.store.layout import (
     TensorEntry,
     TensorPlace,
 )
+from lohan.store.format.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
+from lohan.store.format.residents import (
+    MIN_SCRATCH_BYTES,
+    SCRATCH_BYTES,
+    parts_of_kinds,
+    resident_bytes,
+)
+from lohan.store.format.slots import BlockState, SlotCount
 from lohan.store.left_runs import (
     LeftRun,
     LeftRuns,
@@ -18,19 +30,10 @@ from lohan.store.left_runs import (
     refuse_removal,
     remove_left_run,
 )
-from lohan.store.manifest import CopiesInDoubt, Manifest
-from lohan.store.manifest_search import FoundManifest, find_manifest
 from lohan.store.opening import StateStoreWarning, create_states, open_states
-from lohan.store.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
-from lohan.store.residents import (
-    MIN_SCRATCH_BYTES,
-    SCRATCH_BYTES,
-    parts_of_kinds,
-    resident_bytes,
-)
-from lohan.store.slots import BlockState, SlotCount
+from lohan.store.seals.manifest import CopiesInDoubt, Manifest
+from lohan.store.seals.manifest_search import FoundManifest, find_manifest
 from lohan.store.states import StateStore
-from lohan.store.tickets import RamBuffer, StoreTicket
 
 __all__ = [
     "GRAIN",

@@ -25,10 +25,10 @@ from lohan.ssd import (
     RunDirectories,
     StripedTicket,
 )
-from lohan.store.counters import StoreCounters, Tally
-from lohan.store.rewording import named_error
-from lohan.store.scratch_file import make_scratch_file
-from lohan.store.tickets import RamBuffer, StoreTicket, checked_memory
+from lohan.store.files.counters import StoreCounters, Tally
+from lohan.store.files.rewording import named_error
+from lohan.store.files.scratch_file import make_scratch_file
+from lohan.store.files.tickets import RamBuffer, StoreTicket, checked_memory
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId
 

@@ -18,16 +18,16 @@ import torch
 from lohan import _native
 from lohan.errors import ConfigError
 from lohan.ssd import ALIGNMENT_BYTES, Buffer, StripedTicket
-from lohan.store.layout import (
+from lohan.store.files.state_file import Home, StateFile
+from lohan.store.format.layout import (
     GRAIN,
     ByteRange,
     StateLayout,
     TensorEntry,
     TensorPlace,
 )
-from lohan.store.parts import ComputeFormat, MasterFormat, Part
-from lohan.store.residents import Residents
-from lohan.store.state_file import Home, StateFile
+from lohan.store.format.parts import ComputeFormat, MasterFormat, Part
+from lohan.store.format.residents import Residents
 from lohan.vocabulary import BlockId
 
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

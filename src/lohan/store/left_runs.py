@@ -15,11 +15,11 @@ from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError, StorageError
 from lohan.ssd import RunDirectories, RunPart, find_run_parts
-from lohan.ssd.run_directory import LOCK_NAME
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.runs.run_directory import LOCK_NAME
 from lohan.store.activations import ACTIVATIONS_NAME
-from lohan.store.manifest import MANIFEST_NAME, TEMPORARY_NAME, Manifest, NewerFormat
-from lohan.store.state_file import STATES_NAME
+from lohan.store.files.state_file import STATES_NAME
+from lohan.store.seals.manifest import MANIFEST_NAME, TEMPORARY_NAME, Manifest, NewerFormat
 
 MEASUREMENT_PREFIX = "measure-"
 """How the run ids of measurements begin."""

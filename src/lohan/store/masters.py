@@ -11,9 +11,9 @@ import torch
 
 from lohan import _native
 from lohan.ssd import ALIGNMENT_BYTES, Buffer
-from lohan.store.layout import GRAIN, TensorPlace
-from lohan.store.parts import ComputeFormat, MasterFormat, Part
-from lohan.store.tickets import StoreTicket
+from lohan.store.files.tickets import StoreTicket
+from lohan.store.format.layout import GRAIN, TensorPlace
+from lohan.store.format.parts import ComputeFormat, MasterFormat, Part
 from lohan.vocabulary import BlockId
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from lohan.errors import Corrupt
 from lohan.ssd import CHUNK_BYTES, DriveId, IoEngine, RunDirectories
-from lohan.store.layout import StateLayout, refuse_other_layout
-from lohan.store.manifest import Manifest
-from lohan.store.manifest_search import find_manifest
-from lohan.store.residents import SCRATCH_BYTES, ResidentParts, Residents
-from lohan.store.rewording import explained_error
-from lohan.store.sealing import SealBook, load_residents, verify_homes
-from lohan.store.slots import BlockSlots, SlotCount
-from lohan.store.state_file import StateFile
+from lohan.store.files.rewording import explained_error
+from lohan.store.files.state_file import StateFile
+from lohan.store.format.layout import StateLayout, refuse_other_layout
+from lohan.store.format.residents import SCRATCH_BYTES, ResidentParts, Residents
+from lohan.store.format.slots import BlockSlots, SlotCount
+from lohan.store.seals.manifest import Manifest
+from lohan.store.seals.manifest_search import find_manifest
+from lohan.store.seals.sealing import SealBook, load_residents, verify_homes
 from lohan.store.states import StateStore
 from lohan.vocabulary import BlockId
 

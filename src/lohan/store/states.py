@@ -15,17 +15,17 @@ import torch
 
 from lohan.errors import StorageError
 from lohan.ssd import Buffer, Operation, Priority, StripedTicket
-from lohan.store.counters import StoreCounters
+from lohan.store.files.counters import StoreCounters
+from lohan.store.files.state_file import Home, StateFile, home_of
+from lohan.store.files.tickets import RamBuffer, StoreTicket, checked_memory, dtype_of
+from lohan.store.format.layout import ByteRange
+from lohan.store.format.parts import Part
+from lohan.store.format.residents import Residents
+from lohan.store.format.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.initial import Moments, fill_states, verify_fill
-from lohan.store.layout import ByteRange
-from lohan.store.manifest import Manifest
 from lohan.store.masters import read_masters, read_moments
-from lohan.store.parts import Part
-from lohan.store.residents import Residents
-from lohan.store.sealing import SealBook, verifiable_homes, verify_homes
-from lohan.store.slots import BlockSlots, BlockState, SlotCount
-from lohan.store.state_file import Home, StateFile, home_of
-from lohan.store.tickets import RamBuffer, StoreTicket, checked_memory, dtype_of
+from lohan.store.seals.manifest import Manifest
+from lohan.store.seals.sealing import SealBook, verifiable_homes, verify_homes
 from lohan.store.whole_store import WholeStoreTurn
 from lohan.vocabulary import BlockId
 

@@ -1,4 +1,8 @@
-"""Spans on lanes over time: one format for a simulated and a measured run."""
+"""Spans on lanes over time: one format for a simulated and a measured run.
+
+Owns recording, summing up and the file for Perfetto. Imported by whoever records or draws. Never
+knows what a task does.
+"""
 
 from lohan.trace.chrome import chrome_json
 from lohan.trace.read_chrome import traces_of_chrome

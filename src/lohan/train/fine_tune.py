@@ -21,7 +21,7 @@ from lohan.engine.planning.plan_run import PlannedRun
 from lohan.errors import ConfigError, LohanError, LohanWarning
 from lohan.simulate.quick import quick_step
 from lohan.ssd import check_directories
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.data.dataset import TrainingRows, load_rows, refuse_missing_template
 from lohan.train.data.preview import explained_rows
 from lohan.train.data.tokenizing import load_tokenizer

@@ -8,11 +8,11 @@ Owns the list of cases, the plans that force them, and the machine they are plan
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lohan.engine.planning.plan_run import Policy
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
 from lohan.units import GIB, TIB
 from lohan.vocabulary import BlockId, Choice

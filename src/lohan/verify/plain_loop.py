@@ -7,7 +7,7 @@ gradients lie for the global norm, which decides how their squares are added. Ca
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ class StepOutcome:
 
     losses: tuple[float, ...]
     grad_norm: float | None
-    """None where nothing is clipped: a run does not compute it then."""
+    """None where nothing is clipped or scaled: a run does not compute it then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,47 +66,75 @@ def train_in_memory(
     *,
     layout: StateLayout,
     loss_fn: Loss | None,
+    shares_of: Callable[[Sequence[Any]], Sequence[float]] | None = None,
+    before_step: Callable[[int], None] | None = None,
+    loss_scale: float | None = None,
 ) -> Trained:
     """Train on every step's micro-batches; the states after every step are kept.
 
     Args:
         optimizer: over the model's parameters; its settings are read, it does nothing.
         layout: how gradients lie, block by block, for the norm.
+        shares_of: weights of a step's losses; without it those of `loss_shares`.
+        before_step: called with the number of steps taken; may change model and optimizer.
+        loss_scale: the first one, of dynamic scaling; a step that overflows is left out and
+            halves it.
     """
-    groups, rates = optimizer.group_of(), optimizer.rates()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     states = {name: _first_states(parameter) for name, parameter in named.items()}
     num_updates = dict.fromkeys(named, 0)
     run = Trained()
     run.states[0] = {name: one.copied() for name, one in states.items()}
     for batches in steps:
-        model.zero_grad(set_to_none=True)
-        losses = []
-        for batch, weight in zip(batches, loss_shares(model, batches, loss_fn), strict=True):
-            loss = loss_of(model, batch, loss_fn)
-            loss = loss if weight == 1.0 else loss * weight
-            loss.backward()
-            losses.append(float(loss.detach()))
-        # One that took no part in the loss has no gradient and stays as it is.
-        gradients = {
-            name: parameter.grad.reshape(-1).cpu()
-            for name, parameter in named.items()
-            if parameter.grad is not None
-        }
-        norm = _global_norm(gradients, layout)
-        clips = optimizer.max_grad_norm is not None
-        run.steps.append(StepOutcome(losses=tuple(losses), grad_norm=norm if clips else None))
+        if before_step is not None:
+            before_step(len(run.steps))
+        groups, rates = optimizer.group_of(), optimizer.rates()
+        shares = shares_of(batches) if shares_of else loss_shares(model, batches, loss_fn)
+        scale = loss_scale or 1.0
+        scaled, found = losses_and_gradients(
+            model, batches, loss_fn, [share * scale for share in shares]
+        )
+        losses = [float(loss) / scale for loss in scaled]
+        gradients = {name: one.reshape(-1).cpu() for name, one in found.items() if name in named}
+        norm = _global_norm(gradients, layout) / scale
+        knows_norm = optimizer.max_grad_norm is not None or loss_scale is not None
+        run.steps.append(StepOutcome(losses=tuple(losses), grad_norm=norm if knows_norm else None))
+        if loss_scale is not None and not math.isfinite(norm):
+            loss_scale /= 2
+            gradients = {}
         for name, gradient in gradients.items():
             num_updates[name] += 1
             scalars = prepare_step(
                 rates[groups[id(named[name])]].settings,
                 step=num_updates[name],
                 num_elements=gradient.numel(),
-                grad_scale=clip_scale(norm, optimizer.max_grad_norm),
+                grad_scale=clip_scale(norm, optimizer.max_grad_norm) / scale,
             )
             _update(named[name], gradient, states[name], scalars)
         run.states[len(run.steps)] = {name: one.copied() for name, one in states.items()}
     return run
+
+
+def losses_and_gradients(
+    model: nn.Module,
+    batches: Sequence[Any],
+    loss_fn: Loss | None = None,
+    shares: Sequence[float] | None = None,
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """`backward` once per micro-batch: the losses times their shares, and all gradients by name.
+
+    A parameter that took no part in the loss has no gradient and is not in them.
+    """
+    model.zero_grad(set_to_none=True)
+    losses = []
+    for batch, share in zip(batches, shares or [1.0] * len(batches), strict=True):
+        loss = loss_of(model, batch, loss_fn)
+        loss = loss if share == 1.0 else loss * share
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return losses, gradients
 
 
 def loss_shares(

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lohan.drive import SegmentKind, map_segments
+from lohan.drive import SegmentKind
 from lohan.errors import ConfigError
+from support.mapped_segments import map_segments
 from support.toy_models import SharedBlocks, Toy, ToyBlock
 
 

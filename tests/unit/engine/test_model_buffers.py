@@ -8,7 +8,7 @@ import torch
 
 from lohan.engine.model_buffers import ModelBuffers, changed_buffers, put_buffers, stored_buffers
 from lohan.errors import CheckpointError
-from lohan.model.kept_contents import left_as_found
+from lohan.model.tracing.kept_contents import left_as_found
 
 VALUES = [
     torch.tensor(3),

@@ -105,13 +105,6 @@ def test_a_variant_of_zero_or_less_is_refused(variant: Any, named: str, wrong: A
         variant(BOX, wrong)
 
 
-def test_rate_of_a_number_format() -> None:
-    assert GPU.flops_per_second_of("fp32") == 40e12
-    assert GPU.flops_per_second_of("bf16") == GPU.flops_per_second_of("fp16") == 100e12
-    with pytest.raises(ConfigError, match=r'write "fp16".*or add "fp1"'):
-        GPU.flops_per_second_of("fp1")
-
-
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf, True, "7GB/s"])
 @pytest.mark.parametrize(
     "make",

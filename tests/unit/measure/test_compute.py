@@ -11,7 +11,7 @@ from lohan.device import CpuDevice, EmulatedDevice, EmulatedRates
 from lohan.errors import DoesNotFit, HardwareError
 from lohan.measure import compute
 from lohan.measure.compute import Block, flops_of_pass, measure_compute
-from lohan.model.flops import flops_of
+from lohan.model.tracing.flops import flops_of
 from lohan.units import KIB, MIB
 from support.timed_engine import HandClock
 

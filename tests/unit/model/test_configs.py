@@ -5,6 +5,7 @@ import pytest
 from lohan.errors import ConfigError
 from lohan.model import Growth, shape_of
 from lohan.model.public_models import PUBLIC_MODELS
+from support.hand_made import all_output_bytes
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,7 +39,7 @@ def test_a_configuration_file_may_have_any_name(tmp_path):
 def test_attention_dropout_in_a_configuration_does_not_make_a_score_matrix(tmp_path):
     settings = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "attn_pdrop": 0.1}
     block = shape_of(written(tmp_path, settings)).kinds[1]
-    assert block.all_output_bytes.per_token_pair == 0
+    assert all_output_bytes(block).per_token_pair == 0
     assert any("dropout" in operator.name for operator in block.operators)
 
 

@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.model import INPUT, shape_of
-from lohan.model.blocks import find_blocks
 from lohan.model.paper_models import Dit, Gpt
-from lohan.model.trace_ops import is_counted, storage_key, tensors_in
+from lohan.model.tracing.blocks import find_blocks
+from lohan.model.tracing.trace_ops import is_counted, storage_key, tensors_in
 
 BATCH, SEQUENCE = 3, 48
 

@@ -38,12 +38,6 @@ def test_costs_of_a_block_follow_its_choices() -> None:
     assert block_costs(BLOCK, decisions, 1, 1, False).recompute_flops == 8e9
 
 
-def test_choice_of_an_output_not_listed_is_recompute() -> None:
-    decisions = BlockPlan(input_choice=Choice.KEEP, choices=((0, Choice.KEEP),))
-    assert decisions.choice_of(0) is Choice.KEEP
-    assert decisions.choice_of(7) is Choice.RECOMPUTE
-
-
 def test_outputs_with_flops_or_kept_by_autograd_can_be_swapped() -> None:
     assert swappable_indices(BLOCK) == (0, 1, 2)
 

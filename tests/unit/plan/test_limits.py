@@ -6,6 +6,7 @@ import pytest
 
 from lohan.hardware import machine_named
 from lohan.model import shape_of
+from lohan.paper import POLICIES, policy_named
 from lohan.plan import Workload, make_plan
 from lohan.plan.limits import (
     Question,
@@ -22,7 +23,7 @@ def question(
     policy: str = "lohan", model: str = "gpt-13b", batch: int = 8, machine: str = "paper-4090"
 ) -> Question:
     return Question(
-        policy=policy,
+        policy=policy_named(policy),
         machine=machine_named(machine),
         shape=shape_of(model),
         workload=Workload(batch=batch, sequence=1024),
@@ -90,7 +91,9 @@ def test_machine_with_just_enough_of_everything_short_fits() -> None:
 
 def test_nearest_fits_all_fit_and_begin_with_the_smaller_batch() -> None:
     asked = question("lohan", batch=4096)
-    offers = nearest_fits(asked, [Tier.GPU], [shape_of("gpt-6b"), shape_of("gpt-70b")])
+    offers = nearest_fits(
+        asked, [Tier.GPU], [shape_of("gpt-6b"), shape_of("gpt-70b")], POLICIES.values()
+    )
     assert offers[0].option.startswith("--batch ")
     assert fits(asked, int(offers[0].option.split()[1]))
     # Larger models are no remedy.

@@ -5,7 +5,8 @@ import pytest
 from lohan.errors import ConfigError
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
-from lohan.plan import POLICY_NAMES, Workload, make_plan
+from lohan.paper import POLICY_NAMES, policy_named
+from lohan.plan import Workload, make_plan
 from lohan.units import GIB
 from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
 from support.hand_made import block, machine, model, operator
@@ -15,27 +16,36 @@ WORKLOAD = Workload(batch=8, sequence=1024)
 
 def test_unknown_policy_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"lohan\+"):
-        make_plan("lohan++", machine_named("paper-4090"), shape_of("gpt-6b"), WORKLOAD)
+        policy_named("lohan++")
+
+
+def test_by_name_the_planner_knows_its_own_policy_only() -> None:
+    given = (machine_named("paper-4090"), shape_of("gpt-6b"), WORKLOAD)
+    assert make_plan("lohan+", *given) == make_plan(policy_named("lohan+"), *given)
+    assert make_plan(policy_named("lohan"), *given).policy == "lohan"
+    with pytest.raises(ConfigError, match=r"by name only lohan\+") as caught:
+        make_plan("lohan", *given)
+    assert "policy_named" in caught.value.remedy
 
 
 def test_batch_that_does_not_divide_over_the_gpus_is_refused_by_every_policy() -> None:
     two = machine_named("paper-4090").with_gpus(2)
     for policy in POLICY_NAMES:
         with pytest.raises(ConfigError, match="does not divide"):
-            make_plan(policy, two, shape_of("gpt-6b"), Workload(batch=3, sequence=1024))
+            policy_named(policy).plan(two, shape_of("gpt-6b"), Workload(batch=3, sequence=1024))
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
 def test_models_of_very_few_blocks_have_a_plan(policy: str, num_blocks: int) -> None:
     shape = model(*[block(operator(0))] * num_blocks)
-    plan = make_plan(policy, machine(), shape, Workload(batch=1, sequence=16))
+    plan = policy_named(policy).plan(machine(), shape, Workload(batch=1, sequence=16))
     assert len(plan.blocks) == num_blocks
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_tensors_between_blocks_are_always_at_hand_for_the_backward_pass(policy: str) -> None:
-    plan = make_plan(policy, machine_named("paper-4090"), shape_of("gpt-6b"), WORKLOAD)
+    plan = policy_named(policy).plan(machine_named("paper-4090"), shape_of("gpt-6b"), WORKLOAD)
     assert all(decisions.input_choice is not Choice.RECOMPUTE for decisions in plan.blocks)
 
 
@@ -44,7 +54,7 @@ def test_resident_kinds_change_their_home_only_where_the_home_is_the_ssd() -> No
     assert plan.home_of(BlockId(1), TensorKind.P16) is Tier.RAM
     assert plan.ssd_weights_bytes(BlockId(1), is_fresh=False) == 0
     small = machine_named("paper-4090").with_ram(24 * GIB)
-    streamed = make_plan("lohan", small, shape_of("gpt-6b"), WORKLOAD)
+    streamed = policy_named("lohan").plan(small, shape_of("gpt-6b"), WORKLOAD)
     assert streamed.home_of(BlockId(1), TensorKind.P16) is Tier.SSD
     number = streamed.block_shape(BlockId(1)).num_parameters
     assert streamed.ssd_weights_bytes(BlockId(1), is_fresh=False) == 2 * number
@@ -66,7 +76,7 @@ def test_frozen_model_needs_no_states_and_no_gradients() -> None:
 
 
 def test_plan_as_json_lists_runs_of_equal_blocks() -> None:
-    plan = make_plan("lohan", machine_named("paper-4090"), shape_of("gpt-6b"), WORKLOAD)
+    plan = policy_named("lohan").plan(machine_named("paper-4090"), shape_of("gpt-6b"), WORKLOAD)
     written = json.loads(plan.to_json())
     assert written["policy"] == "lohan"
     assert written["blocks"][0]["first"] == 0
@@ -77,7 +87,7 @@ def test_plan_as_json_lists_runs_of_equal_blocks() -> None:
 
 def test_a_matrix_too_large_to_move_does_not_fit_however_large_the_gpu() -> None:
     huge = machine_named("paper-4090").with_gpu_memory(1000 * GIB)
-    plan = make_plan("lohan", huge, shape_of("gpt-412b"), Workload(batch=1, sequence=1024))
+    plan = policy_named("lohan").plan(huge, shape_of("gpt-412b"), Workload(batch=1, sequence=1024))
     assert Tier.GPU in plan.ledger.shortages()
 
 

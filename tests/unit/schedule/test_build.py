@@ -2,6 +2,7 @@ import pytest
 
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
+from lohan.paper import policy_named
 from lohan.plan import Workload, make_plan
 from lohan.schedule import (
     Compute,
@@ -88,8 +89,8 @@ def test_gradients_of_shared_weights_wait_for_the_update_of_their_owner() -> Non
 
 
 def test_dump_names_pools_lanes_tasks_and_what_they_come_after() -> None:
-    plan = make_plan(
-        "lohan", machine(), model(*[block(operator(0))] * 3), Workload(batch=1, sequence=16)
+    plan = policy_named("lohan").plan(
+        machine(), model(*[block(operator(0))] * 3), Workload(batch=1, sequence=16)
     )
     schedule = build_schedule(plan, num_steps=2)
     text = dump_schedule(schedule)
@@ -104,7 +105,7 @@ def test_dump_names_pools_lanes_tasks_and_what_they_come_after() -> None:
 @pytest.mark.parametrize("policy", ["g10", "gpu-only", "flashneuron"])
 def test_updates_on_the_gpu_count_the_memory_they_touch(policy: str) -> None:
     shape = model(*[block(operator(0))] * 3)
-    plan = make_plan(policy, machine(), shape, Workload(batch=1, sequence=16))
+    plan = policy_named(policy).plan(machine(), shape, Workload(batch=1, sequence=16))
     schedule = build_schedule(plan)
     updates = [t.action for t in schedule.tasks if t.action.kind is ComputeKind.UPDATE]
     assert all(isinstance(action, Compute) and action.touched_bytes for action in updates)

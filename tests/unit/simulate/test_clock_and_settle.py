@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lohan.errors import ScheduleError
+from lohan.paper import policy_named
 from lohan.plan import Workload, make_plan
 from lohan.plan.system import DrivingRates
 from lohan.schedule import Compute, Lease, Move, Pool, Schedule, Task, build_schedule
@@ -109,7 +110,7 @@ def test_settling_adds_the_edges_that_prove_the_pool() -> None:
 
 def test_only_a_settled_schedule_is_replayed() -> None:
     shape = model(*[block(operator(0))] * 3)
-    plan = make_plan("lohan", machine(), shape, Workload(batch=1, sequence=16))
+    plan = policy_named("lohan").plan(machine(), shape, Workload(batch=1, sequence=16))
     with pytest.raises(ScheduleError, match="no final order"):
         replay(build_schedule(plan), plan, machine())
 

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from lohan.plan import POLICY_NAMES, Workload, make_plan
+from lohan.paper import POLICY_NAMES, policy_named
+from lohan.plan import Workload, make_plan
 from lohan.plan.system import DrivingRates
 from lohan.schedule import Compute, Move, Task
 from lohan.simulate import read_off, replay, settled_schedule, simulate_plan
@@ -57,7 +58,7 @@ SHAPE = model(*[block(operator(0), num_parameters=10**8)] * 4)
 
 def test_result_fields_follow_from_each_other() -> None:
     box = machine(ram_gb=10)
-    plan = make_plan("lohan", box, SHAPE, Workload(batch=2, sequence=16))
+    plan = policy_named("lohan").plan(box, SHAPE, Workload(batch=2, sequence=16))
     step = simulate_plan(plan, box)
     parts = step.forward_seconds + step.backward_seconds + step.optimizer_seconds
     assert parts == pytest.approx(step.step_seconds)
@@ -80,17 +81,21 @@ def test_result_fields_follow_from_each_other() -> None:
 
 def test_bottleneck_is_named_or_said_to_be_mutual_waiting() -> None:
     box = machine(ssd_gb=0.01, ram_gb=5)
-    slow = simulate_plan(make_plan("lohan", box, SHAPE, Workload(batch=1, sequence=16)), box)
+    slow = simulate_plan(
+        policy_named("lohan").plan(box, SHAPE, Workload(batch=1, sequence=16)), box
+    )
     assert slow.bottleneck.startswith("the SSDs (")
     assert slow.roofline_resource == "the SSDs"
     even = machine(ram_gb=10, link_gb=1, tflops=0.01)
-    serial = make_plan("zero-infinity", even, SHAPE, Workload(batch=1, sequence=16))
+    serial = policy_named("zero-infinity").plan(even, SHAPE, Workload(batch=1, sequence=16))
     assert "waiting of" in simulate_plan(serial, even).bottleneck
 
 
 def test_duplex_drives_are_judged_by_their_busier_direction() -> None:
     box = machine(ssd_gb=0.01, ram_gb=5, is_duplex=True)
-    step = simulate_plan(make_plan("lohan", box, SHAPE, Workload(batch=1, sequence=16)), box)
+    step = simulate_plan(
+        policy_named("lohan").plan(box, SHAPE, Workload(batch=1, sequence=16)), box
+    )
     assert step.roofline_resource in ("SSD reads", "SSD writes")
 
 
@@ -109,7 +114,7 @@ def test_a_model_that_trains_nothing_still_takes_a_step(frozen: int, clips: bool
     shape = model(*[block(operator(0), num_parameters=frozen, frozen=frozen)] * 3)
     workload = Workload(batch=1, sequence=16, clips_gradients=clips)
     for policy in POLICY_NAMES:
-        step = simulate_plan(make_plan(policy, machine(), shape, workload), machine())
+        step = simulate_plan(policy_named(policy).plan(machine(), shape, workload), machine())
         assert step.step_seconds > 0
         # Only activations move; a norm of nothing takes no time.
         assert step.compute_seconds[ComputeKind.UPDATE] == 0

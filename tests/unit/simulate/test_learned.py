@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lohan.hardware.machine import Machine
+from lohan.paper import policy_named
 from lohan.plan import Workload, make_plan
 from lohan.plan.plan import Plan
 from lohan.simulate import replay, settled_schedule, simulate_plan
@@ -73,7 +74,7 @@ def test_a_machine_that_was_misjudged_is_predicted_right_after_one_step(
     policy: str, is_duplex: bool
 ) -> None:
     guess = machine(ram_gb=0.5, is_duplex=is_duplex)
-    plan = make_plan(policy, guess, SHAPE, Workload(batch=2, sequence=16))
+    plan = policy_named(policy).plan(guess, SHAPE, Workload(batch=2, sequence=16))
     real = slower(guess, 3.0)
     true = simulate_plan(plan, real).step_seconds
     assert simulate_plan(plan, guess).step_seconds < 0.5 * true
@@ -97,7 +98,7 @@ def test_one_slow_step_changes_nothing_and_slow_steps_that_stay_are_believed() -
 
 def test_the_machine_to_plan_for_has_the_median_rates_and_drives_may_be_faster() -> None:
     guess = machine(ram_gb=0.5)
-    plan = make_plan("lohan", guess, SHAPE, Workload(batch=2, sequence=16))
+    plan = policy_named("lohan").plan(guess, SHAPE, Workload(batch=2, sequence=16))
     learned = LearnedTimes()
     for factor in (0.5, 9.0, 0.5):
         learned.add(step_on(plan, slower(guess, factor)), guess, plan.system.rates)
@@ -119,7 +120,7 @@ def test_a_bottleneck_is_the_same_of_a_simulated_and_of_a_measured_step(
 ) -> None:
     box = machine(ram_gb=0.5)
     box = replace(box, gpu=replace(box.gpu, is_processor=is_processor))
-    plan = make_plan(policy, box, SHAPE, Workload(batch=2, sequence=16))
+    plan = policy_named(policy).plan(box, SHAPE, Workload(batch=2, sequence=16))
     step = simulate_plan(plan, box)
     work = work_seconds(step_on(plan, box), box, plan.system.rates)
     measured = bottleneck_words(work, step.step_seconds, box)

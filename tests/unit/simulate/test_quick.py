@@ -4,11 +4,12 @@ import pytest
 
 from lohan.hardware import machine_named
 from lohan.model import shape_of
+from lohan.paper import policy_named
 from lohan.plan import Workload, make_plan
 from lohan.plan.limits import Question
 from lohan.simulate import simulate_plan
+from lohan.simulate.answers.what_if import what_ifs
 from lohan.simulate.quick import QUICK_STEPS, quick_step
-from lohan.simulate.what_if import what_ifs
 
 CASES = [
     ("lohan+", "gpt-6b", "paper-4090", 8, True),
@@ -26,7 +27,7 @@ def test_short_simulations_agree_with_the_full_one(
 ) -> None:
     machine = machine_named(machine_name)
     workload = Workload(batch=batch, sequence=1024, clips_gradients=clips)
-    plan = make_plan(policy, machine, shape_of(model), workload)
+    plan = policy_named(policy).plan(machine, shape_of(model), workload)
     full = simulate_plan(plan, machine)
     few = simulate_plan(plan, machine, num_steps=QUICK_STEPS)
     for short in (quick_step(plan, machine), few):
@@ -40,9 +41,9 @@ def test_what_ifs_come_best_first_and_those_that_do_not_fit_last() -> None:
     machine = machine_named("paper-4090")
     workload = Workload(batch=128, sequence=1024)
     question = Question(
-        policy="lohan", machine=machine, shape=shape_of("gpt-13b"), workload=workload
+        policy=policy_named("lohan"), machine=machine, shape=shape_of("gpt-13b"), workload=workload
     )
-    now = quick_step(make_plan("lohan", machine, question.shape, workload), machine)
+    now = quick_step(policy_named("lohan").plan(machine, question.shape, workload), machine)
     found = what_ifs(question, now)
     factors = [one.factor or 0.0 for one in found]
     assert factors == sorted(factors, reverse=True)

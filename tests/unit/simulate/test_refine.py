@@ -6,7 +6,8 @@ import pytest
 
 from lohan.fields import LEAST_RATE
 from lohan.hardware.machine import Machine
-from lohan.plan import Workload, make_plan
+from lohan.paper import policy_named
+from lohan.plan import Workload
 from lohan.plan.plan import Plan
 from lohan.plan.system import DrivingRates
 from lohan.schedule import Compute, Move, Schedule, Task
@@ -55,7 +56,7 @@ def simulated(plan: Plan, guess: Machine, real: Machine) -> tuple[Schedule, Trac
 @pytest.mark.parametrize("policy", ["lohan", "lohan+", "zero-infinity", "fuyou"])
 def test_the_rates_a_trace_was_made_with_are_found_again(policy: str, is_duplex: bool) -> None:
     guess = machine(ram_gb=0.9, is_duplex=is_duplex)
-    plan = make_plan(policy, guess, SHAPE, Workload(batch=2, sequence=16))
+    plan = policy_named(policy).plan(guess, SHAPE, Workload(batch=2, sequence=16))
     real = another(guess)
     schedule, trace = simulated(plan, guess, real)
     found = refine(guess, schedule.tasks, trace, rates=plan.system.rates)

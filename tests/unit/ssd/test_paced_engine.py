@@ -5,16 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from lohan.errors import ConfigError, StorageError
-from lohan.ssd import (
-    BufferPool,
-    DriveSettings,
-    IoFile,
-    LinkRates,
-    MemoryEngine,
-    PacedEngine,
-    Priority,
-)
-from lohan.ssd.paced_engine import PacedTicket
+from lohan.ssd import BufferPool, DriveSettings, IoFile, Priority
+from support.memory_engine import MemoryEngine
+from support.paced_engine import LinkRates, PacedEngine, PacedTicket
 from support.timed_engine import HandClock
 
 PAGE = 4096

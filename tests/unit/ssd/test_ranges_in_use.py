@@ -12,13 +12,13 @@ from lohan.errors import CheckpointError, ConfigError, ScheduleError, StorageErr
 from lohan.ssd import (
     BufferPool,
     DriveSettings,
-    MemoryEngine,
     NativeEngine,
     RunDirectories,
     StripedFile,
     add_drives,
 )
 from lohan.ssd.checksums import ChecksumTable, Stretch
+from support.memory_engine import MemoryEngine
 from support.ssd_engines import NATIVE, PAGE, make_engine, nothing_leaks
 
 CHUNK = 4 * PAGE
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_deleted_does_not_keep_the_others_open(
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         real_unlink(path)
 
-    monkeypatch.setattr("lohan.ssd.native_engine.os.unlink", unlink)
+    monkeypatch.setattr("lohan.ssd.engines.native_engine.os.unlink", unlink)
     with pytest.raises(StorageError, match="could not be deleted"):
         place.file.close(should_delete=True)
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from lohan.store import (
     StateLayout,
     TensorEntry,
 )
-from lohan.store.state_file import StateFile
+from lohan.store.files.state_file import StateFile
 from lohan.vocabulary import BlockId
 from support.state_stores import (
     MirrorStates,

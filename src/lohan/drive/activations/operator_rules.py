@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lohan.model.trace_ops import reads_values, storage_key, tensors_in
+from lohan.model.tracing.trace_ops import reads_values, storage_key, tensors_in
 
 
 def changed_in_place(

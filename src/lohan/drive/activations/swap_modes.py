@@ -2,7 +2,7 @@
 forward, the other puts them back in the re-run instead of computing them.
 
 Owns the rules for what may be stored or skipped and how. Operators are numbered as in tracing
-(`lohan.model.trace_ops`, "Which calls are counted"). Does not decide what is stored (the caller's
+(`model.tracing.trace_ops`, "Which calls are counted"). Does not decide what is stored (the caller's
 `BlockChoices`) nor where it goes (the caller's `ActivationStore`). Called by `block_run`.
 
 Note "Changes in place". A stored value is the memory's content right after its operator. If a later
@@ -29,7 +29,7 @@ from lohan.drive.activations.operator_rules import (
 )
 from lohan.drive.surroundings.randomness import Generators, RandomState
 from lohan.errors import ConfigError, ScheduleError
-from lohan.model.trace_ops import is_counted, storage_key, tensors_in
+from lohan.model.tracing.trace_ops import is_counted, storage_key, tensors_in
 from lohan.vocabulary import BlockId
 
 ENTRY_ORDINAL = -1

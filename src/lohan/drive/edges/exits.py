@@ -17,7 +17,7 @@ from lohan.drive.activations.swap_modes import CaptureMode
 from lohan.drive.edges.cuts import Edge, edge_of, is_exit, leave
 from lohan.drive.weights.parameter_views import Weights
 from lohan.errors import ConfigError
-from lohan.model.trace_ops import storage_key, tensors_in
+from lohan.model.tracing.trace_ops import storage_key, tensors_in
 
 
 def leave_block(

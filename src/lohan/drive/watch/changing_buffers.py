@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
-from lohan.model.kept_contents import put_value
+from lohan.model.tracing.kept_contents import put_value
 
 _SMALL_BYTES = 64 * 1024
 """Buffers up to this size are copied before every forward: one may begin to change at any time."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
-from lohan.model.kept_contents import Kept, content_of, is_same, put_back
-from lohan.model.objects import is_shared, parts_that_change
+from lohan.model.tracing.kept_contents import Kept, content_of, is_same, put_back
+from lohan.model.tracing.objects import is_shared, parts_that_change
 
 _NUM_LOOKS = 8
 """Forwards before which attributes are looked through: some are there only after the first."""

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lohan.drive.activations.operator_rules import changed_in_place
-from lohan.model.trace_ops import storage_key, tensors_in
+from lohan.model.tracing.trace_ops import storage_key, tensors_in
 
 IGNORED_LABEL = -100
 _ATEN = torch.ops.aten

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lohan.drive.weights.parameter_views import Weights
-from lohan.model.objects import parts_that_change
+from lohan.model.tracing.objects import parts_that_change
 
 _Values = dict[Any, Any]
 OWN_NAMES = frozenset((*vars(torch.nn.Module()), "forward"))

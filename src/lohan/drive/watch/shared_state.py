@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.drive.watch.own_attributes import OWN_NAMES
 from lohan.errors import ConfigError
-from lohan.model.kept_contents import same_bits
-from lohan.model.trace_ops import storage_key, tensors_in
+from lohan.model.tracing.kept_contents import same_bits
+from lohan.model.tracing.trace_ops import storage_key, tensors_in
 from lohan.vocabulary import BlockId
 
 

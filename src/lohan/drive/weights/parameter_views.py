@@ -13,7 +13,7 @@ import torch
 
 from lohan.drive.weights.offloaded import mark
 from lohan.errors import ConfigError, ScheduleError
-from lohan.model.trace_ops import storage_key
+from lohan.model.tracing.trace_ops import storage_key
 
 ALIGNMENT_BYTES = 64
 """Start of each parameter in its flat buffer. PyTorch's own CPU allocations start at such

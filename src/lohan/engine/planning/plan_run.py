@@ -6,7 +6,7 @@ before the first step and when batches outgrow the plan.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lohan.drive.activations.swap_modes import BlockChoices
@@ -25,7 +25,7 @@ from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
-from lohan.plan.policies import system_named
+from lohan.plan.policies import Policy, system_policy
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
 from lohan.plan.pools import part_parameters, trained_parameters, update_parts
 from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
@@ -40,8 +40,6 @@ from lohan.store import (
 )
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId, Choice, Tier
-
-Policy = Callable[[Machine, ModelShape, Workload], Plan]
 
 _GPU_SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
 """Shares of main memory given to the GPU tier, tried where both are one memory."""
@@ -261,8 +259,8 @@ class _Planning:
         return self.machine.with_gpu_memory(max(1, gpu_bytes)).with_ram(max(1, ram_bytes))
 
     def _policy_plan(self, offered: Machine) -> Plan:
-        make = self.policy if callable(self.policy) else _by_name(self.policy)
-        plan = with_state_of(self.layout, make(offered, self.shape, self.workload))
+        plan = make_plan(self.policy, offered, self.shape, self.workload)
+        plan = with_state_of(self.layout, plan)
         _require_runnable(plan)
         return plan
 
@@ -303,7 +301,7 @@ def master_format_of(policy: str | Policy, compute_format: ComputeFormat) -> Mas
         ConfigError: there is no policy of that name.
     """
     default = MasterFormat.default_for(compute_format)
-    if callable(policy) or system_named(policy).state.needs_weights_to_update:
+    if callable(policy) or system_policy(policy).system.state.needs_weights_to_update:
         return default
     return MasterFormat.WHOLE
 
@@ -313,10 +311,6 @@ def with_state_of(layout: StateLayout, plan: Plan) -> Plan:
     is_split = layout.master_format is MasterFormat.SPLIT
     state = SPLIT_STATE if is_split else PLAIN_STATE
     return replace(plan, system=replace(plan.system, state=state))
-
-
-def _by_name(policy: str) -> Policy:
-    return lambda machine, shape, workload: make_plan(policy, machine, shape, workload)
 
 
 def _require_runnable(plan: Plan) -> None:

@@ -11,7 +11,7 @@ from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import Plan
 from lohan.ssd import ALIGNMENT_BYTES, CHUNK_BYTES, DriveId, IoEngine, RunDirectories
 from lohan.store import StateLayout, SwapFile
-from lohan.store.rewording import explained_error
+from lohan.store.files.rewording import explained_error
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId, Choice
 

@@ -21,10 +21,10 @@ from lohan.drive.watch.label_watch import LabelWatch
 from lohan.errors import ConfigError
 from lohan.model.assemble import shape_at
 from lohan.model.inputs import inputs_for
-from lohan.model.objects import settings_in
 from lohan.model.shape import ModelShape
-from lohan.model.trace_model import Call, MakeInputs, Stretch, TraceableModel
-from lohan.model.trace_ops import tensors_in
+from lohan.model.tracing.objects import settings_in
+from lohan.model.tracing.trace_model import Call, MakeInputs, Stretch, TraceableModel
+from lohan.model.tracing.trace_ops import tensors_in
 
 _SMALLEST_SIZES = (2, 16)
 

@@ -10,7 +10,7 @@ from lohan.report.html.markup import shortened
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
 from lohan.report.svg import text_of
-from lohan.simulate.advice import limit_sentence
+from lohan.simulate.answers.advice import limit_sentence
 from lohan.units import format_bytes, format_bytes_decimal, format_seconds
 from lohan.vocabulary import Tier
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from lohan.errors import OutOfSpace
 from lohan.plan.run_room import DriveRoom, DriveUse
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.weights.checkpoint_files import stated_bytes
 from lohan.units import format_bytes_decimal
 

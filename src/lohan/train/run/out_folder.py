@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lohan.errors import ConfigError
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.run.disk_reservation import RESERVED_NAME
 from lohan.train.run.resume_point import read_run
 from lohan.working_folder import RUN_NAME, next_working_folder, working_folder

@@ -14,8 +14,8 @@ from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.plan.run_room import DriveRoom
-from lohan.simulate.advice import larger_batch, question_of
-from lohan.simulate.batch_advice import BatchChoice
+from lohan.simulate.answers.advice import larger_batch, question_of
+from lohan.simulate.answers.batch_advice import BatchChoice
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Choice, Tier
 

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from lohan.durable_files import write_json, write_text
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.report.page import write_report
-from lohan.simulate.advice import Advice, advice_for, limit_sentence, question_of
+from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence, question_of
 from lohan.trace import chrome_json
 from lohan.train.run.out_folder import HeldFolder
 from lohan.train.run.plan_summary import plan_in_words

@@ -1,7 +1,7 @@
 """Runs that were left on SSDs: found, verified, and their model exported.
 
 Owns finding a run from what a user names (an id, a run directory, the output folder of a run) and
-opening its last seal for reading. Called by `lohan check`, `lohan export` and `lohan report`.
+opening its last seal for reading. Called by `checking`, `lohan export` and `lohan report`.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from lohan.engine.model_buffers import changed_buffers
 from lohan.engine.seal_metadata import sealed_buffers
 from lohan.errors import CheckpointError, ConfigError
 from lohan.ssd import RunDirectories, choose_engine
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.store import ComputeFormat, Manifest, StateStore, list_left_runs, open_states
-from lohan.store.manifest import MANIFEST_NAME
+from lohan.store.seals.manifest import MANIFEST_NAME
 from lohan.train.run.resume_point import read_resume
 from lohan.train.weights.check_export import ModelDirectoryReport
 from lohan.train.weights.checkpoint_files import shown

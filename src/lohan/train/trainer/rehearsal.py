@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lohan.model.trace_ops import tensors_in
+from lohan.model.tracing.trace_ops import tensors_in
 from lohan.train.run.randomness_state import random_state, set_random_state
 
 _LIBRARIES = ("transformers.", "trl.")

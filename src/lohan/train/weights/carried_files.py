@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.weights.meta_model import explained
 from lohan.train.weights.source import ModelSource
 

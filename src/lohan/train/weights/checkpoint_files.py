@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from lohan.errors import CheckpointError, ConfigError
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.weights.safetensors_format import StoredTensor, read_header
 
 SINGLE_NAME = "model.safetensors"

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from lohan.errors import CheckpointError, ConfigError, OutOfSpace, StorageError
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.weights import meta_model
 from lohan.train.weights.carried_files import write_carried_files
 from lohan.train.weights.check_export import ModelDirectoryReport, check_model_directory

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lohan.durable_files import write_json
 from lohan.errors import CheckpointError, Corrupt
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 
 LIST_NAME = "files.json"
 MODEL_LIST_NAME = "model_files.json"

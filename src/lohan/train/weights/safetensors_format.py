@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from lohan.errors import Corrupt, ShortTransfer
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 
 LENGTH_BYTES = 8
 _LARGEST_HEADER_BYTES = 100_000_000

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from lohan.errors import ConfigError, ShortTransfer
-from lohan.ssd.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.weights.safetensors_format import StoredTensor, plan_file
 from lohan.units import MIB
 

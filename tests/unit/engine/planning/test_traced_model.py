@@ -5,7 +5,7 @@ import torch
 
 from lohan.engine.planning.traced_model import TracedModel, sizes_of
 from lohan.errors import ConfigError
-from lohan.model.trace_model import TraceableModel
+from lohan.model.tracing.trace_model import TraceableModel
 from support.tiny_models import TINY_MODELS
 
 

@@ -14,7 +14,7 @@ from lohan.plan import make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
 from lohan.simulate import SimulatedStep, simulate_plan
-from lohan.simulate.advice import advice_for, question_of
+from lohan.simulate.answers.advice import advice_for, question_of
 from lohan.simulate.bottleneck import lane_words
 from lohan.train.run.plan_summary import cautions, plan_in_words
 from lohan.train.run.progress import ConsoleProgress, step_numbers

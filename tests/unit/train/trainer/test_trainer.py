@@ -12,8 +12,8 @@ import transformers
 import trl
 
 from lohan.errors import ConfigError
-from lohan.train.trainer.trainer import LohanWarning, SFTTrainer, Trainer
 from lohan.train.trainer import trainer as trainers
+from lohan.train.trainer.trainer import LohanWarning, SFTTrainer, Trainer
 from support import tiny_chat, trl_runs
 from support.plain_engine import attach_plainly
 

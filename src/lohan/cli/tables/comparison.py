@@ -1,0 +1,71 @@
+"""Policies side by side as a table.
+
+Owns wording and order; computed in `lohan.paper.comparison`.
+"""
+
+from rich.console import Console
+
+from lohan.cli.tables.output import table
+from lohan.paper.comparison import BASELINES, Comparison, speedup, tokens_per_kdollar
+from lohan.units import format_bytes_decimal, format_count, format_seconds
+
+
+def show_comparison(found: Comparison, console: Console) -> None:
+    """Print the policies as a table."""
+    workload = found.workload
+    console.print(
+        f"{found.shape.name} ({format_count(found.shape.num_parameters)} parameters) on "
+        f"{found.machine.name}, ${found.machine.price_dollars:,.0f}",
+        style="bold",
+    )
+    console.print(found.machine.description)
+    batch = "each at its best batch" if found.finds_best_batch else f"batch {workload.batch}"
+    clipping = (
+        "lohan+ clips gradients, the others cannot"
+        if any(row.plan.workload.clips_gradients for row in found.rows)
+        else "without gradient clipping"
+    )
+    console.print(f"{batch} x {workload.sequence} tokens, {clipping}; all times are simulated")
+    best = found.best_baseline
+    columns = ["policy", "batch", "step", "tokens/s", "TFLOPS", "of model", "written"]
+    columns += ["roofline", "per k$", "speed-up"]
+    shown = table("", *columns, numbers=tuple(columns[1:]))
+    shown.title = None
+    for row in found.rows:
+        step = row.step
+        if step is None:
+            continue
+        per_kdollar, faster = tokens_per_kdollar(step), speedup(row, best)
+        shown.add_row(
+            row.policy,
+            str(row.plan.workload.batch),
+            format_seconds(step.step_seconds),
+            f"{step.tokens_per_second:,.1f}",
+            f"{step.paper_tflops:.1f}",
+            f"{step.model_tflops:.1f}",
+            format_bytes_decimal(step.written_bytes),
+            f"{step.roofline_share:.0%}",
+            "-" if per_kdollar is None else f"{per_kdollar:.1f}",
+            "-" if faster is None else f"{faster:.2f}x",
+        )
+    console.print()
+    console.print(shown if shown.row_count else "No policy fits.")
+    missing = table("\nDoes not fit", "policy", "batch", "what is short", numbers=("batch",))
+    for row in found.rows:
+        if row.step is None:
+            missing.add_row(row.policy, str(row.plan.workload.batch), row.shortage)
+    if missing.row_count:
+        console.print(missing)
+    console.print()
+    if best is not None:
+        console.print(
+            f"speed-up is over {best.policy}, the fastest of the published baselines that fit "
+            f"({', '.join(BASELINES)})"
+        )
+    elif any(row.policy in BASELINES for row in found.rows):
+        console.print("none of the published baselines compared here fits: no speed-up is given")
+    console.print(
+        "TFLOPS: the paper's count of 8 per nominal parameter and token; of model: what the model "
+        "itself needs\nwritten: to SSD per step; roofline: share of it that is reached; per k$: "
+        "tokens/s for each 1000 dollars"
+    )

@@ -1,0 +1,36 @@
+"""All policies by name: the project's own and those of the published systems.
+
+The one place that turns what a user writes into a policy. Called by the commands and by
+`lohan.attach`; everything below takes the policy itself.
+"""
+
+from functools import partial
+
+from lohan.errors import ConfigError, nearest_names
+from lohan.paper.published import plan_published
+from lohan.paper.systems import PUBLISHED_SYSTEMS
+from lohan.plan.policies import OUR_POLICY, SystemPolicy
+
+POLICIES = {
+    OUR_POLICY.name: OUR_POLICY,
+    **{
+        name: SystemPolicy(system=system, plan=partial(plan_published, system))
+        for name, system in PUBLISHED_SYSTEMS.items()
+    },
+}
+POLICY_NAMES = tuple(POLICIES)
+
+
+def policy_named(name: str) -> SystemPolicy:
+    """The policy of this name.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if name not in POLICIES:
+        raise ConfigError(
+            f"there is no policy {name!r}",
+            why=f"the policies are {', '.join(POLICY_NAMES)}",
+            remedy=nearest_names(name, POLICY_NAMES),
+        )
+    return POLICIES[name]

@@ -1,0 +1,146 @@
+"""The steady part of a simulated run, as trace and text.
+
+The first steps fill the pipeline and the last one ends without a successor; both would mislead, so
+only whole steps between them are shown. Owns which steps those are.
+"""
+
+from dataclasses import dataclass, replace
+
+from lohan.hardware.machine import Machine
+from lohan.plan.plan import Plan
+from lohan.schedule.build import build_schedule
+from lohan.schedule.check import check_schedule
+from lohan.schedule.task import Compute, Schedule
+from lohan.schedule.text import dump_schedule
+from lohan.simulate.clock import ClockResult
+from lohan.simulate.result import SimulatedStep
+from lohan.simulate.settle import settle
+from lohan.simulate.simulator import NUM_STEPS, read_off, replay, settled_schedule
+from lohan.simulate.tracing import trace_of
+from lohan.trace import Counter, Trace, chrome_json
+from lohan.vocabulary import ComputeKind
+
+MAX_STEPS = 8
+_STEPS_AROUND = 4
+"""Steps simulated around the shown ones: the pipeline fills, and it runs empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A replayed schedule and the stretch of it that is steady."""
+
+    step: SimulatedStep
+    schedule: Schedule
+    trace: Trace
+    first_step: int
+    """The first step of the steady stretch."""
+    start_seconds: float
+    end_seconds: float
+
+    def chrome(self) -> str:
+        """The steady steps for Perfetto; time 0 is where the first span shown begins."""
+        shown = self.steady()
+        begin = min((span.start_seconds for span in shown.spans), default=0.0)
+        return chrome_json(self._steady(self.start_seconds + begin))
+
+    def steady(self) -> Trace:
+        """The steady steps; time 0 is where the first of them begins."""
+        return self._steady(self.start_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """How long the steady steps take."""
+        return self.end_seconds - self.start_seconds
+
+    def text(self) -> str:
+        """The tasks of one steady step, lane by lane."""
+        return dump_schedule(self.schedule, step=self.first_step)
+
+    def _steady(self, origin_seconds: float) -> Trace:
+        spans = tuple(
+            replace(
+                span,
+                start_seconds=span.start_seconds - origin_seconds,
+                end_seconds=span.end_seconds - origin_seconds,
+            )
+            for span in self.trace.spans
+            if span.end_seconds > self.start_seconds and span.start_seconds < self.end_seconds
+        )
+        shown = {span.task for span in spans}
+        return replace(
+            self.trace,
+            spans=spans,
+            counters=tuple(self._cut(one, origin_seconds) for one in self.trace.counters),
+            comes_after={
+                task: tuple(before for before in after if before in shown)
+                for task, after in self.trace.comes_after.items()
+                if task in shown
+            },
+        )
+
+    def _cut(self, counter: Counter, origin_seconds: float) -> Counter:
+        samples = list(zip(counter.at_seconds, counter.used_bytes, strict=True))
+        inside = [(at, used) for at, used in samples if self.start_seconds < at < self.end_seconds]
+        # What holds at the beginning of the stretch was set before it.
+        before = [used for at, used in samples if at <= self.start_seconds][-1:]
+        kept = [(self.start_seconds, used) for used in before] + inside
+        return replace(
+            counter,
+            at_seconds=tuple(at - origin_seconds for at, _ in kept),
+            used_bytes=tuple(used for _, used in kept),
+        )
+
+
+def timeline_of(plan: Plan, machine: Machine, *, num_steps: int) -> Timeline:
+    """Simulate a plan and find its steady steps.
+
+    Raises:
+        ScheduleError: if the tasks cannot run, or a check fails.
+    """
+    if plan.system.has_barrier:
+        schedule = settled_schedule(plan, machine)
+        times = replay(schedule, plan, machine)
+        step = read_off(schedule, times, plan, machine)
+        first = 1
+        if num_steps > 1:
+            schedule = settle(
+                build_schedule(plan, num_steps=num_steps + 1), machine, plan.system.rates
+            )
+            check_schedule(schedule, plan)
+            times = replay(schedule, plan, machine)
+        ends = _last_ends(schedule, times)
+        start, end = ends[first - 1], ends[first + num_steps - 1]
+    else:
+        schedule = settled_schedule(
+            plan, machine, num_steps=max(NUM_STEPS, num_steps + _STEPS_AROUND)
+        )
+        times = replay(schedule, plan, machine)
+        step = read_off(schedule, times, plan, machine)
+        first = schedule.num_steps - 1 - num_steps
+        gradients = _gradient_ends(schedule, times)
+        start, end = gradients[first - 1], gradients[first + num_steps - 1]
+    return Timeline(
+        step=step,
+        schedule=schedule,
+        trace=trace_of(schedule, times, plan, machine),
+        first_step=first,
+        start_seconds=start,
+        end_seconds=end,
+    )
+
+
+def _last_ends(schedule: Schedule, times: ClockResult) -> dict[int, float]:
+    """When everything of each step has ended."""
+    ends: dict[int, float] = {}
+    for task in schedule.tasks:
+        ends[task.step] = max(ends.get(task.step, 0.0), times.end_seconds[task.id])
+    return ends
+
+
+def _gradient_ends(schedule: Schedule, times: ClockResult) -> dict[int, float]:
+    """When the last gradient of each step was computed: where one step's GPU work gives way."""
+    ends: dict[int, float] = {}
+    for task in schedule.tasks:
+        if isinstance(task.action, Compute) and task.action.kind is ComputeKind.BACKWARD:
+            ends[task.step] = max(ends.get(task.step, 0.0), times.end_seconds[task.id])
+    return ends
