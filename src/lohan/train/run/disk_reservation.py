@@ -17,7 +17,6 @@ from typing import Any
 from lohan.errors import OutOfSpace
 from lohan.plan.run_room import DriveRoom, DriveUse
 from lohan.ssd.engines.storage_errors import storage_error
-from lohan.train.weights.checkpoint_files import stated_bytes
 from lohan.units import format_bytes_decimal
 
 RESERVED_NAME = ".lohan-reserved"
@@ -85,6 +84,9 @@ def model_uses(directory: pathlib.Path, gguf_file: str | None = None) -> list[Dr
 
 def source_uses(source: Any) -> list[DriveUse]:
     """The weights of a `ModelSource`, on this machine or still to be fetched."""
+    # It needs torch, and plans do not.
+    from lohan.train.weights.checkpoint_files import stated_bytes
+
     if source is None or not source.has_files:
         return []
     if source.has_weights:
