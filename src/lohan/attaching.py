@@ -117,6 +117,7 @@ def attach(
             why="states are kept once or twice",
             remedy="use 2, or 1 if the drives are too small for 2",
         )
+    chosen = policy_named(policy) if isinstance(policy, str) else policy
     check_directories(directories)
     given_gpu_bytes = parse_bytes(gpu) if gpu is not None else None
     owns_device = device is None or isinstance(device, str)
@@ -143,7 +144,7 @@ def attach(
             gpu_bytes=gpu_bytes,
             machine=known,
             device=opened,
-            policy=policy_named(policy) if isinstance(policy, str) else policy,
+            policy=chosen,
             weights=weights,
             moments=moments,
             counters=counters,
