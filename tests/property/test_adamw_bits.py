@@ -13,7 +13,6 @@ from lohan.optimizer import (
     SplitState,
     UpdateRange,
     prepare_step,
-    ranges_in_chunk,
     reference,
     update_plain,
     update_split,
@@ -45,6 +44,23 @@ CASES = {
     "num_ranges": st.integers(0, 5),
     "isa": st.sampled_from(ISAS),
 }
+
+
+def ranges_in_chunk(ranges: list[UpdateRange], *, begin: int, end: int) -> list[UpdateRange]:
+    """Cut a block's ranges to its elements [begin, end), counted from the chunk's first one."""
+    cut = []
+    for one in ranges:
+        first, last = max(one.begin, begin), min(one.end, end)
+        if first < last:
+            cut.append(
+                UpdateRange(
+                    begin=first - begin,
+                    end=last - begin,
+                    lr=one.lr,
+                    weight_decay=one.weight_decay,
+                )
+            )
+    return cut
 
 
 def random_ranges(

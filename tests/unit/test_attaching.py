@@ -10,7 +10,7 @@ import lohan
 from lohan import attaching
 from lohan.device import open_device
 from lohan.engine.options import Options
-from lohan.errors import DoesNotFit
+from lohan.errors import ConfigError, DoesNotFit
 from lohan.measure import profile_machine
 from support.profiles import profile, quick_instruments
 from support.small_machines import small_machine
@@ -54,6 +54,49 @@ def test_a_ram_budget_above_all_memory_is_refused_and_the_device_is_told(
         lohan.attach(model, optimizer, ssd=tmp_path, ram="1PiB", device="cpu", progress=told.append)
     assert told == ["device cpu: 'cpu' was asked for"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_policy_is_refused_before_anything_is_opened_or_measured(
+    tmp_path: pathlib.Path,
+) -> None:
+    told: list[str] = []
+    model = torch.nn.Linear(2, 2)
+    optimizer = lohan.AdamW(model.parameters(), lr=1e-3)
+    with pytest.raises(ConfigError, match="no policy 'zero-infinty'") as caught:
+        lohan.attach(
+            model,
+            optimizer,
+            ssd=tmp_path,
+            device="cpu",
+            policy="zero-infinty",
+            progress=told.append,
+        )
+    assert "zero-infinity" in caught.value.remedy
+    assert told == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_policy_by_name_runs_with_the_states_of_its_system(
+    tmp_path: pathlib.Path,
+) -> None:
+    model = llama(0.0)
+    tokens = tokens_of(0)
+    batch = {"input_ids": tokens, "labels": tokens}
+    with lohan.attach(
+        model,
+        lohan.AdamW(model.parameters(), lr=1e-3),
+        ssd=tmp_path,
+        ram="64MiB",
+        device="cpu",
+        machine=small_machine(),
+        policy="zero-infinity",
+        example=batch,
+    ) as engine:
+        engine.step([batch])
+        assert engine.plan is not None
+        assert engine.plan.policy == "zero-infinity"
+        assert not engine.plan.system.state.needs_weights_to_update
+        engine.close(should_delete=True)
 
 
 def attached(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:

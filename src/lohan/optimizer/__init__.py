@@ -19,7 +19,6 @@ from lohan.optimizer.settings import (
     StepScalars,
     UpdateRange,
     prepare_step,
-    ranges_in_chunk,
 )
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "join_masters",
     "num_leaves",
     "prepare_step",
-    "ranges_in_chunk",
     "split_masters",
     "sum_of_squares",
     "update_plain",

@@ -169,7 +169,7 @@ def prepare_step(
                 f"range [{one.begin}, {one.end}) does not fit after element {covered_until} of "
                 f"{num_elements}",
                 why="ranges of a chunk ascend, do not overlap and end inside it",
-                remedy="sort the ranges and cut them to the chunk with ranges_in_chunk",
+                remedy="sort the ranges and cut them to the chunk",
             )
         covered_until = one.end
         prepared.append(
@@ -189,20 +189,3 @@ def prepare_step(
         grad_scale=_rounded_fp32(grad_scale, "grad_scale"),
         ranges=tuple(prepared),
     )
-
-
-def ranges_in_chunk(ranges: Sequence[UpdateRange], *, begin: int, end: int) -> list[UpdateRange]:
-    """Cut a block's ranges to its elements [begin, end), counted from the chunk's first one."""
-    cut = []
-    for one in ranges:
-        first, last = max(one.begin, begin), min(one.end, end)
-        if first < last:
-            cut.append(
-                UpdateRange(
-                    begin=first - begin,
-                    end=last - begin,
-                    lr=one.lr,
-                    weight_decay=one.weight_decay,
-                )
-            )
-    return cut

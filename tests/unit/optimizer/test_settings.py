@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from lohan.errors import ConfigError
-from lohan.optimizer import AdamWSettings, UpdateRange, prepare_step, ranges_in_chunk
+from lohan.optimizer import AdamWSettings, UpdateRange, prepare_step
 
 ADAMW = AdamWSettings(lr=1e-3)
 
@@ -71,13 +71,6 @@ def test_ranges_must_ascend_inside_the_chunk(ranges):
 def test_a_range_goes_forward(begin, end):
     with pytest.raises(ConfigError, match="begin must be 0 or more"):
         a_range(begin, end)
-
-
-def test_ranges_are_cut_to_a_chunk_and_counted_from_its_start():
-    ranges = [a_range(0, 4), a_range(4, 10), a_range(12, 20)]
-    cut = ranges_in_chunk(ranges, begin=3, end=13)
-    assert [(one.begin, one.end) for one in cut] == [(0, 1), (1, 7), (9, 10)]
-    assert ranges_in_chunk(ranges, begin=10, end=12) == []
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "beta1", "beta2", "eps"])
