@@ -1,8 +1,8 @@
 """Strict reading of JSON: msgspec checks every value, and this says what is wrong with one.
 
-Owns the kinds of numbers that files hold, turning JSON into records, the wording of what does not
-fit (the path of the field, the value found, what to write instead), and the schema of a format.
-Knows no particular format. Called by whatever has a `from_json`, and by records made in code.
+Owns the kinds of numbers that files hold, turning JSON into records, and the wording of what does
+not fit: the path of the field, the value found, what to write instead. Knows no particular format.
+Called by whatever has a `from_json`, and by records made in code.
 """
 
 import functools
@@ -159,18 +159,6 @@ def check_version(found: Mapping[str, object], version: int, *, where: str) -> N
             why=f"this release reads version {version} of the format",
             remedy=f'write "version": {version} and the fields of that version',
         )
-
-
-def schema(kind: type, *, version: int, title: str) -> dict[str, Any]:
-    """Return the JSON schema of a format whose files hold such a record and a version."""
-    made = msgspec.json.schema(kind)
-    for one in made["$defs"].values():
-        if one.get("type") == "object":
-            one["additionalProperties"] = False
-    top = made["$defs"][kind.__name__]
-    top["properties"] = {"version": {"const": version}, **top["properties"]}
-    top["required"] = ["version", *top["required"]]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **made}
 
 
 def _with_numbers(found: Any, where: str) -> Any:

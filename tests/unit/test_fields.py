@@ -18,7 +18,6 @@ from lohan.fields import (
     convert,
     parse_object,
     read_json,
-    schema,
 )
 
 
@@ -147,12 +146,3 @@ def test_another_version_is_refused(version: object) -> None:
     with pytest.raises(ConfigError, match="version is missing"):
         check_version({}, 1, where="file")
     check_version({"version": 1}, 1, where="file")
-
-
-def test_a_schema_names_the_version_and_allows_no_other_keys() -> None:
-    found = schema(Whole, version=3, title="a whole")
-    whole = found["$defs"]["Whole"]
-    assert whole["properties"]["version"] == {"const": 3}
-    assert whole["required"] == ["version"]
-    assert whole["additionalProperties"] is False
-    assert found["$defs"]["Part"]["required"] == ["name"]
