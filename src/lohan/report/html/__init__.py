@@ -1,1 +1,1 @@
-"""Pieces of a page: markup, charts that follow the width of the window, style and script."""
+"""Pieces of a page: templates filled in, charts that follow the width of the window."""
