@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lohan.ssd import (
     Access,
@@ -26,6 +26,7 @@ from lohan.ssd import (
     add_drives,
     choose_engine,
 )
+from lohan.ssd.striped_record import StripedRecord
 from lohan.units import GB, MIB
 
 REQUEST_BYTES = 32 * MIB
@@ -58,7 +59,7 @@ class Stripes:
         for buffer in self.buffers:
             buffer.view[:] = os.urandom(MIB) * (REQUEST_BYTES // MIB)
         self.engine, self.reason = choose_engine()
-        self._fields: dict[str, object] | None = None
+        self._record: StripedRecord | None = None
 
     @contextlib.contextmanager
     def opened(
@@ -66,7 +67,7 @@ class Stripes:
     ) -> Iterator[tuple[StripedFile, Extent]]:
         """The file through an engine, with these limits of its drive."""
         count = len(self.directories)
-        if self._fields is None:
+        if self._record is None:
             file = StripedFile.create(
                 self.run,
                 name="bench",
@@ -76,11 +77,11 @@ class Stripes:
                 should_checksum=should_checksum,
             )
             file.allocate(self.size_bytes)
-            self._fields = file.to_json()
+            self._record = file.record()
         else:
-            fields = {**self._fields, "should_checksum": should_checksum}
+            record = replace(self._record, should_checksum=should_checksum)
             drives = add_drives(engine, self.run.paths, [settings] * count)
-            file = StripedFile.attach(self.run, fields, engine=engine, drives=drives)
+            file = StripedFile.attach(self.run, record, engine=engine, drives=drives)
         try:
             yield file, file.extents[0]
         finally:
@@ -211,8 +212,8 @@ class Stripes:
 
     def close(self) -> None:
         """Delete the files."""
-        if self._fields is not None:
-            file = StripedFile.attach(self.run, self._fields, engine=self.engine)
+        if self._record is not None:
+            file = StripedFile.attach(self.run, self._record, engine=self.engine)
             file.close(should_delete=True)
         self.run.close(should_delete=True)
         for buffer in self.buffers:

@@ -9,31 +9,30 @@ holds for hours.
 import json
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Self
+from typing import Self, TypeVar
+
+from msgspec import to_builtins
 
 from lohan.errors import ConfigError
 from lohan.fields import (
-    Fields,
-    check_bytes,
-    check_count,
-    check_dollars,
-    check_rate,
-    check_share,
-    check_text,
-    check_version,
-    parse_object,
+    Bytes,
+    Count,
+    Dollars,
+    Name,
+    PerSecond,
+    Share,
+    check_fields,
+    convert,
+    read_json,
+    read_text,
 )
 from lohan.hardware.drive_life import LifeSource, life_in_words, one_per_drive
 from lohan.units import format_bytes, format_rate
 
+T = TypeVar("T")
 FORMAT_VERSION = 1
-
-_RATE_EXAMPLE = '"7GB/s"'
-_SIZE_EXAMPLE = '"24GiB"'
-_FLOPS_EXAMPLE = "143e12"
-_UPDATE_EXAMPLE = "2.5e9"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,52 +44,36 @@ class Gpu:
     `is_processor` says that there is no GPU: the processor computes, in main memory.
     """
 
-    name: str
-    memory_bytes: int
-    flops_per_second: float
-    memory_bytes_per_second: float
-    price_dollars: float
-    flops_per_second_by_dtype: tuple[tuple[str, float], ...] = ()
+    name: Name
+    memory_bytes: Bytes
+    flops_per_second: PerSecond
+    memory_bytes_per_second: PerSecond
+    price_dollars: Dollars
+    flops_per_second_by_dtype: tuple[tuple[str, PerSecond], ...] = ()
     is_processor: bool = False
 
     def __post_init__(self) -> None:
-        check_text(self.name, "gpu.name")
-        check_bytes(self.memory_bytes, "gpu.memory_bytes", example=_SIZE_EXAMPLE)
-        check_rate(self.flops_per_second, "gpu.flops_per_second", example=_FLOPS_EXAMPLE)
-        check_rate(
-            self.memory_bytes_per_second, "gpu.memory_bytes_per_second", example='"1008GB/s"'
-        )
-        check_dollars(self.price_dollars, "gpu.price_dollars")
-        for dtype, rate in self.flops_per_second_by_dtype:
-            where = f"gpu.flops_per_second_by_dtype.{dtype}"
-            check_rate(rate, where, example=_FLOPS_EXAMPLE)
+        check_fields(self, "gpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ssd:
     """One drive. It writes at the rate it holds once its cache is full."""
 
-    name: str
-    read_bytes_per_second: float
-    write_bytes_per_second: float
-    capacity_bytes: int
-    endurance_bytes: int
+    name: Name
+    read_bytes_per_second: PerSecond
+    write_bytes_per_second: PerSecond
+    capacity_bytes: Bytes
+    endurance_bytes: Bytes
     """What may be written to it before it is worn out (the "TBW" of a data sheet)."""
-    price_dollars: float
+    price_dollars: Dollars
     life: LifeSource = LifeSource.STATED
     """Who says what `endurance_bytes` is."""
-    used_share: float | None = None
+    used_share: Share | None = None
     """Of its life, before the run, by the drive's own counter; None: not known."""
 
     def __post_init__(self) -> None:
-        check_text(self.name, "ssd.name")
-        check_rate(self.read_bytes_per_second, "ssd.read_bytes_per_second", example=_RATE_EXAMPLE)
-        check_rate(self.write_bytes_per_second, "ssd.write_bytes_per_second", example='"1.7GB/s"')
-        check_bytes(self.capacity_bytes, "ssd.capacity_bytes", example='"2TB"')
-        check_bytes(self.endurance_bytes, "ssd.endurance_bytes", example='"1200TB"')
-        check_dollars(self.price_dollars, "ssd.price_dollars")
-        if self.used_share is not None:
-            check_share(self.used_share, "ssd.used_share")
+        check_fields(self, "ssd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,21 +87,12 @@ class SsdPath:
     """
 
     is_duplex: bool
-    read_ceiling_bytes_per_second: float
-    write_ceiling_bytes_per_second: float
+    read_ceiling_bytes_per_second: PerSecond
+    write_ceiling_bytes_per_second: PerSecond
     is_pipelined: bool = True
 
     def __post_init__(self) -> None:
-        check_rate(
-            self.read_ceiling_bytes_per_second,
-            "ssd_path.read_ceiling_bytes_per_second",
-            example=_RATE_EXAMPLE,
-        )
-        check_rate(
-            self.write_ceiling_bytes_per_second,
-            "ssd_path.write_ceiling_bytes_per_second",
-            example=_RATE_EXAMPLE,
-        )
+        check_fields(self, "ssd_path")
 
     def combine(self, drives_per_second: float, ceiling_per_second: float) -> float:
         """Rate of drives and path together."""
@@ -131,29 +105,19 @@ class SsdPath:
 class Machine:
     """One box of equal GPUs. The RAM-GPU rates are per GPU and hold both ways at once."""
 
-    name: str
+    name: Name
     gpu: Gpu
-    num_gpus: int
-    ram_bytes: int
-    ram_to_gpu_bytes_per_second: float
-    gpu_to_ram_bytes_per_second: float
-    cpu_update_parameters_per_second: float
+    num_gpus: Count
+    ram_bytes: Bytes
+    ram_to_gpu_bytes_per_second: PerSecond
+    gpu_to_ram_bytes_per_second: PerSecond
+    cpu_update_parameters_per_second: PerSecond
     ssds: tuple[Ssd, ...]
     ssd_path: SsdPath
-    host_price_dollars: float
+    host_price_dollars: Dollars
 
     def __post_init__(self) -> None:
-        check_text(self.name, "machine.name")
-        check_count(self.num_gpus, "machine.num_gpus")
-        check_bytes(self.ram_bytes, "machine.ram_bytes", example='"64GiB"')
-        for key in ("ram_to_gpu_bytes_per_second", "gpu_to_ram_bytes_per_second"):
-            check_rate(getattr(self, key), f"machine.{key}", example='"21GB/s"')
-        check_rate(
-            self.cpu_update_parameters_per_second,
-            "machine.cpu_update_parameters_per_second",
-            example=_UPDATE_EXAMPLE,
-        )
-        check_dollars(self.host_price_dollars, "machine.host_price_dollars")
+        check_fields(self, "machine")
         if not self.ssds:
             raise ConfigError(
                 "machine.ssds is empty",
@@ -216,7 +180,7 @@ class Machine:
 
     def with_ssds(self, count: int) -> Self:
         """Return the machine with `count` drives: its first ones, then more of the last."""
-        check_count(count, "number of SSDs")
+        convert(count, Count, where="number of SSDs")
         kept = self.ssds[:count]
         return replace(self, ssds=kept + (self.ssds[-1],) * (count - len(kept)))
 
@@ -247,11 +211,9 @@ class Machine:
 
     def to_json(self) -> str:
         """Return the machine as JSON text; equal drives in a row are written once, with a count."""
-        gpu = _as_dict(self.gpu)
-        gpu["flops_per_second_by_dtype"] = dict(self.gpu.flops_per_second_by_dtype)
-        drives = [{"count": count, **_as_dict(ssd)} for ssd, count in _runs(self.ssds)]
-        machine = {"version": FORMAT_VERSION, **_as_dict(self)}
-        machine |= {"gpu": gpu, "ssds": drives, "ssd_path": _as_dict(self.ssd_path)}
+        machine = {"version": FORMAT_VERSION, **to_builtins(self)}
+        machine["gpu"]["flops_per_second_by_dtype"] = dict(self.gpu.flops_per_second_by_dtype)
+        machine["ssds"] = [{"count": n, **to_builtins(ssd)} for ssd, n in _runs(self.ssds)]
         return json.dumps(machine, indent=2) + "\n"
 
     @classmethod
@@ -261,27 +223,11 @@ class Machine:
         Raises:
             ConfigError: for an unknown or missing key, a value that cannot be, another version.
         """
-        fields = Fields(
-            parse_object(text, where=where), where=where, known=("version", *_names_of(Machine))
-        )
-        check_version(fields, FORMAT_VERSION)
-        return cls(
-            name=fields.text("name"),
-            gpu=_gpu_from(fields.value("gpu"), where=fields.path("gpu")),
-            num_gpus=fields.count("num_gpus"),
-            ram_bytes=fields.size_bytes("ram_bytes", example='"64GiB"'),
-            ram_to_gpu_bytes_per_second=fields.bytes_per_second(
-                "ram_to_gpu_bytes_per_second", example='"21GB/s"'
-            ),
-            gpu_to_ram_bytes_per_second=fields.bytes_per_second(
-                "gpu_to_ram_bytes_per_second", example='"21GB/s"'
-            ),
-            cpu_update_parameters_per_second=fields.per_second(
-                "cpu_update_parameters_per_second", example=_UPDATE_EXAMPLE
-            ),
-            ssds=_ssds_from(fields.objects("ssds"), where=fields.path("ssds")),
-            ssd_path=_ssd_path_from(fields.value("ssd_path"), where=fields.path("ssd_path")),
-            host_price_dollars=fields.dollars("host_price_dollars"),
+        file = read_json(text, MachineFile, where=where, version=FORMAT_VERSION, has_units=True)
+        by_dtype = tuple(file.gpu.flops_per_second_by_dtype.items())
+        ssds = [_of(Ssd, drive) for drive in file.ssds for _ in range(drive.count)]
+        return _of(
+            cls, file, gpu=_of(Gpu, file.gpu, flops_per_second_by_dtype=by_dtype), ssds=tuple(ssds)
         )
 
     @classmethod
@@ -291,87 +237,32 @@ class Machine:
         Raises:
             ConfigError: if the file cannot be read or is no machine.
         """
-        try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ConfigError(
-                f"the machine file {path} cannot be read",
-                why=reason or str(error),
-                remedy="give the path of a JSON file that describes a machine",
-            ) from error
-        return cls.from_json(text, where=str(path))
+        remedy = "give the path of a JSON file that describes a machine"
+        return cls.from_json(read_text(path, "the machine file", remedy=remedy), where=str(path))
 
 
-def _names_of(kind: type) -> tuple[str, ...]:
-    return tuple(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GpuInFile(Gpu):
+    flops_per_second_by_dtype: dict[str, PerSecond] = field(default_factory=dict)  # type: ignore[assignment]
 
 
-def _as_dict(record: Gpu | Ssd | SsdPath | Machine) -> dict[str, object]:
-    return {name: getattr(record, name) for name in _names_of(type(record))}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SsdsInFile(Ssd):
+    count: Count = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFile(Machine):
+    """A machine as its file holds it."""
+
+    gpu: _GpuInFile
+    ssds: tuple[_SsdsInFile, ...]
+
+
+def _of(kind: type[T], record: object, **changes: object) -> T:
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return kind(**{name: getattr(record, name) for name in names} | changes)
 
 
 def _runs(ssds: tuple[Ssd, ...]) -> list[tuple[Ssd, int]]:
     return [(ssd, len(list(same))) for ssd, same in groupby(ssds)]
-
-
-def _gpu_from(found: object, *, where: str) -> Gpu:
-    fields = Fields(found, where=where, known=_names_of(Gpu))
-    by_dtype: list[tuple[str, float]] = []
-    key = "flops_per_second_by_dtype"
-    if fields.has(key):
-        listed = fields.value(key)
-        names = tuple(listed) if isinstance(listed, dict) else ("fp32",)
-        rates = Fields(listed, where=fields.path(key), known=names)
-        by_dtype = [(name, rates.per_second(name, example=_FLOPS_EXAMPLE)) for name in names]
-    return Gpu(
-        name=fields.text("name"),
-        memory_bytes=fields.size_bytes("memory_bytes", example=_SIZE_EXAMPLE),
-        flops_per_second=fields.per_second("flops_per_second", example=_FLOPS_EXAMPLE),
-        memory_bytes_per_second=fields.bytes_per_second(
-            "memory_bytes_per_second", example='"1008GB/s"'
-        ),
-        price_dollars=fields.dollars("price_dollars"),
-        flops_per_second_by_dtype=tuple(by_dtype),
-        is_processor=fields.truth("is_processor") if fields.has("is_processor") else False,
-    )
-
-
-def _ssds_from(found: list[object], *, where: str) -> tuple[Ssd, ...]:
-    ssds: list[Ssd] = []
-    for index, one in enumerate(found):
-        fields = Fields(one, where=f"{where}[{index}]", known=("count", *_names_of(Ssd)))
-        ssd = Ssd(
-            name=fields.text("name"),
-            read_bytes_per_second=fields.bytes_per_second(
-                "read_bytes_per_second", example=_RATE_EXAMPLE
-            ),
-            write_bytes_per_second=fields.bytes_per_second(
-                "write_bytes_per_second", example='"1.7GB/s"'
-            ),
-            capacity_bytes=fields.size_bytes("capacity_bytes", example='"2TB"'),
-            endurance_bytes=fields.size_bytes("endurance_bytes", example='"1200TB"'),
-            price_dollars=fields.dollars("price_dollars"),
-            life=LifeSource(fields.one_of("life", tuple(LifeSource)))
-            if fields.has("life")
-            else LifeSource.STATED,
-            used_share=fields.share("used_share")
-            if fields.has("used_share") and fields.value("used_share") is not None
-            else None,
-        )
-        ssds += [ssd] * (fields.count("count") if fields.has("count") else 1)
-    return tuple(ssds)
-
-
-def _ssd_path_from(found: object, *, where: str) -> SsdPath:
-    fields = Fields(found, where=where, known=_names_of(SsdPath))
-    return SsdPath(
-        is_duplex=fields.truth("is_duplex"),
-        read_ceiling_bytes_per_second=fields.bytes_per_second(
-            "read_ceiling_bytes_per_second", example=_RATE_EXAMPLE
-        ),
-        write_ceiling_bytes_per_second=fields.bytes_per_second(
-            "write_ceiling_bytes_per_second", example=_RATE_EXAMPLE
-        ),
-        is_pipelined=fields.truth("is_pipelined") if fields.has("is_pipelined") else True,
-    )

@@ -11,10 +11,12 @@ import pathlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from msgspec import to_builtins
+
 from lohan.errors import ConfigError
 from lohan.hardware.this_host import PROFILES, cache_directory
 from lohan.measure.facts import MachineFacts
-from lohan.measure.measured import MeasuredMachine, facts_fields
+from lohan.measure.measured import MeasuredMachine
 from lohan.whole_file import write_text
 
 MOST_AGE = timedelta(days=30)
@@ -32,7 +34,7 @@ class LoadedProfile:
 
 def profile_path(facts: MachineFacts, *, directory: pathlib.Path | None = None) -> pathlib.Path:
     """Where the profile of this hardware lies."""
-    text = json.dumps(facts_fields(facts), sort_keys=True)
+    text = json.dumps(to_builtins(facts), sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return (directory or cache_directory()) / f"profile-{key}.json"
 

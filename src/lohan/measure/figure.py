@@ -4,8 +4,12 @@ Owns how often and how long something is repeated. Knows nothing of what is meas
 """
 
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 Clock = Callable[[], float]
 """Seconds since some fixed moment; never goes back."""
@@ -20,7 +24,7 @@ _MOST_REPEATS = 100_000  # so that a clock that stands still cannot hang a measu
 class Figure:
     """A rate, measured several times."""
 
-    samples: tuple[float, ...]
+    samples: tuple[Annotated[float, Meta(gt=0, le=sys.float_info.max)], ...]
     """Per second, in the order they were taken."""
 
     def __post_init__(self) -> None:

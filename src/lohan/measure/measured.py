@@ -6,22 +6,22 @@ files over several drives.
 """
 
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from msgspec import Meta, to_builtins
 
 from lohan.errors import ConfigError
-from lohan.fields import Fields, check_version, parse_object
+from lohan.fields import check_version, convert, parse_object
 from lohan.hardware.machine import Machine
 from lohan.measure.compute import ComputeFigures
 from lohan.measure.copies import CopyFigures
 from lohan.measure.disks import DriveFigures
-from lohan.measure.facts import DriveFacts, MachineFacts
+from lohan.measure.facts import MachineFacts
 from lohan.measure.figure import MOST_SPREAD, Figure
-from lohan.ssd import DriveSettings, Mixing
+from lohan.ssd import DriveSettings
 
 FORMAT_VERSION = 2
 _LEARNED = "drives varied a lot when they were measured: their rates are those a run has reached"
@@ -67,13 +67,13 @@ class MeasuredDrive:
 class MeasuredMachine:
     """A machine as it was measured."""
 
-    machine: Machine
-    measured_at: datetime
+    measured_at: Annotated[datetime, Meta(tz=True)]
     """In UTC."""
     lohan_version: str
     seconds: float
     """Of one sample."""
     sustained_seconds: float | None
+    machine: Machine
     facts: MachineFacts
     io_engine: str
     drives: tuple[MeasuredDrive, ...]
@@ -89,9 +89,9 @@ class MeasuredMachine:
     num_update_threads: int
     ram_reason: str
     """What bounds `machine.ram_bytes`, in words."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """What else the user should know."""
-    written_bytes: int = 0
+    written_bytes: int
     """What measuring wrote to the drives."""
     written_now_bytes: int = 0
     """As much of it as was written just now, not when a kept profile was made. Not kept itself."""
@@ -156,46 +156,23 @@ class MeasuredMachine:
 
     def to_fields(self) -> dict[str, object]:
         """Everything as plain values."""
-        return {
-            "version": FORMAT_VERSION,
+        found = _with_middles(to_builtins(self))
+        found |= {
             "measured_at": self.measured_at.isoformat(timespec="seconds"),
-            "lohan_version": self.lohan_version,
-            "seconds": self.seconds,
-            "sustained_seconds": self.sustained_seconds,
             "machine": json.loads(self.machine.to_json()),
-            "facts": facts_fields(self.facts),
-            "io_engine": self.io_engine,
             "drives": [
                 {
                     "path": drive.path,
-                    **_drive_figures_fields(drive.figures),
-                    "sustained_write": drive.sustained_write
-                    and _figure_fields(drive.sustained_write),
+                    **listed["figures"],
+                    "sustained_write": listed["sustained_write"],
                     "weight": drive.weight,
-                    "settings": _settings_fields(drive.settings),
+                    "settings": listed["settings"],
                 }
-                for drive in self.drives
+                for drive, listed in zip(self.drives, found["drives"], strict=True)
             ],
-            "together": self.together and _drive_figures_fields(self.together),
-            "copies": {
-                "ram_to_gpu": _figure_fields(self.copies.ram_to_gpu),
-                "gpu_to_ram": _figure_fields(self.copies.gpu_to_ram),
-                "both_ways_slowdown": self.copies.both_ways_slowdown,
-                "is_pinned": self.copies.is_pinned,
-            },
-            "ram_copies": _figure_fields(self.ram_copies),
-            "compute": {
-                "flops": _figure_fields(self.compute.flops),
-                "memory": _figure_fields(self.compute.memory),
-                "tokens": self.compute.tokens,
-                "width": self.compute.width,
-            },
-            "updates": _figure_fields(self.updates),
-            "num_update_threads": self.num_update_threads,
-            "ram_reason": self.ram_reason,
-            "notes": list(self.notes),
-            "written_bytes": self.written_bytes,
         }
+        del found["written_now_bytes"]
+        return {"version": FORMAT_VERSION, **found}
 
     def to_json(self) -> str:
         """Return it as JSON text."""
@@ -209,14 +186,19 @@ class MeasuredMachine:
             ConfigError: the text is no profile of this version.
         """
         found = parse_object(text, where=where)
-        check_version(Fields(found, where=where, known=tuple(found)), FORMAT_VERSION)
+        check_version(found, FORMAT_VERSION, where=where)
+        machine = Machine.from_json(json.dumps(found.get("machine")), where=f"{where}.machine")
+        # A drive's figures lie beside its other fields.
+        drives = [
+            one | {"figures": one} if isinstance(one, dict) else one
+            for one in convert(found.get("drives"), list[Any], where=f"{where}.drives")
+        ]
         try:
-            return cls(**_arguments(found))
-        # Profiles are written by this program only: what does not read is damaged, however.
-        except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            return convert(found | {"machine": machine, "drives": drives}, cls, where=where)
+        except AssertionError as error:
             raise ConfigError(
                 f"{where} is not a profile",
-                why=f"a field is missing or damaged ({error!r})",
+                why=f"its fields contradict each other ({error})",
                 remedy="measure again",
             ) from error
 
@@ -229,113 +211,11 @@ def _learned(before: DriveFigures, read: float, write: float) -> DriveFigures:
     )
 
 
-def facts_fields(facts: MachineFacts) -> dict[str, object]:
-    """Facts as plain values."""
-    return {
-        "cpu_model": facts.cpu_model,
-        "num_cores": facts.num_cores,
-        "ram_total_bytes": facts.ram_total_bytes,
-        "device": facts.device,
-        "device_hardware": facts.device_hardware,
-        "drives": [
-            {
-                "device": drive.device,
-                "model": drive.model,
-                "filesystem": drive.filesystem,
-                "total_bytes": drive.total_bytes,
-            }
-            for drive in facts.drives
-        ],
-    }
-
-
-def _figure_fields(figure: Figure) -> dict[str, object]:
-    return {
-        "per_second": figure.per_second,
-        "spread": figure.spread,
-        "samples": list(figure.samples),
-    }
-
-
-def _drive_figures_fields(figures: DriveFigures) -> dict[str, object]:
-    return {
-        "read": _figure_fields(figures.read),
-        "write": _figure_fields(figures.write),
-        "mixed": _figure_fields(figures.mixed),
-    }
-
-
-def _settings_fields(settings: DriveSettings) -> dict[str, object]:
-    return {
-        "block_bytes": settings.block_bytes,
-        "max_requests": settings.max_requests,
-        "max_bytes": settings.max_bytes,
-        "mixing": settings.mixing.value,
-        "fairness_bytes": settings.fairness_bytes,
-    }
-
-
-def _arguments(found: Mapping[str, Any]) -> dict[str, Any]:
-    facts, copies, compute = found["facts"], found["copies"], found["compute"]
-    return {
-        "machine": Machine.from_json(json.dumps(found["machine"])),
-        "measured_at": datetime.fromisoformat(found["measured_at"]).astimezone(UTC),
-        "lohan_version": _text(found["lohan_version"]),
-        "seconds": float(found["seconds"]),
-        "sustained_seconds": found["sustained_seconds"] and float(found["sustained_seconds"]),
-        "facts": MachineFacts(
-            **{**facts, "drives": tuple(DriveFacts(**one) for one in facts["drives"])}
-        ),
-        "io_engine": _text(found["io_engine"]),
-        "drives": tuple(
-            MeasuredDrive(
-                path=_text(one["path"]),
-                figures=_drive_figures_from(one),
-                sustained_write=one["sustained_write"] and _figure_from(one["sustained_write"]),
-                settings=DriveSettings(
-                    **{**one["settings"], "mixing": Mixing(one["settings"]["mixing"])}
-                ),
-            )
-            for one in found["drives"]
-        ),
-        "together": found["together"] and _drive_figures_from(found["together"]),
-        "copies": CopyFigures(
-            ram_to_gpu=_figure_from(copies["ram_to_gpu"]),
-            gpu_to_ram=_figure_from(copies["gpu_to_ram"]),
-            both_ways_slowdown=float(copies["both_ways_slowdown"]),
-            is_pinned=bool(copies["is_pinned"]),
-        ),
-        "ram_copies": _figure_from(found["ram_copies"]),
-        "compute": ComputeFigures(
-            flops=_figure_from(compute["flops"]),
-            memory=_figure_from(compute["memory"]),
-            tokens=int(compute["tokens"]),
-            width=int(compute["width"]),
-        ),
-        "updates": _figure_from(found["updates"]),
-        "num_update_threads": int(found["num_update_threads"]),
-        "ram_reason": _text(found["ram_reason"]),
-        "notes": tuple(_text(note) for note in found["notes"]),
-        "written_bytes": int(found["written_bytes"]),
-    }
-
-
-def _text(found: object) -> str:
-    if not isinstance(found, str):
-        raise TypeError(f"a text is expected, not {found!r}")
-    return found
-
-
-def _figure_from(found: Mapping[str, Any]) -> Figure:
-    samples = tuple(float(sample) for sample in found["samples"])
-    if not samples or not all(0 < sample < math.inf for sample in samples):
-        raise ValueError(f"samples are {samples}")
-    return Figure(samples=samples)
-
-
-def _drive_figures_from(found: Mapping[str, Any]) -> DriveFigures:
-    return DriveFigures(
-        read=_figure_from(found["read"]),
-        write=_figure_from(found["write"]),
-        mixed=_figure_from(found["mixed"]),
-    )
+def _with_middles(found: Any) -> Any:
+    """Add to the samples of each figure, in plain values, what follows from them."""
+    if isinstance(found, dict) and found.keys() == {"samples"}:
+        figure = Figure(samples=found["samples"])
+        return {"per_second": figure.per_second, "spread": figure.spread, **found}
+    if isinstance(found, dict):
+        return {key: _with_middles(value) for key, value in found.items()}
+    return [_with_middles(one) for one in found] if isinstance(found, list | tuple) else found

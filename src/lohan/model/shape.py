@@ -8,10 +8,13 @@ Letters: b is the batch, s the sequence length in tokens.
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct, to_builtins
+
 from lohan.errors import ConfigError
+from lohan.fields import read_json
 
 INPUT = -1
 """Stands in `OperatorShape.inputs` for whatever enters the block from outside."""
@@ -19,8 +22,7 @@ INPUT = -1
 FORMAT_VERSION = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(Struct, array_like=True, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A quantity that grows as `fixed + b * (per_sequence + per_token * s + per_token_pair * s^2)`.
 
     What all sequences of a batch share (positions, a causal mask) grows with s but not with b:
@@ -28,12 +30,12 @@ class Growth:
     coefficients, so `at` is exact.
     """
 
-    fixed: float = 0
-    per_sequence: float = 0
-    per_token: float = 0
-    per_token_pair: float = 0
-    shared_per_token: float = 0
-    shared_per_token_pair: float = 0
+    fixed: int | float = 0
+    per_sequence: int | float = 0
+    per_token: int | float = 0
+    per_token_pair: int | float = 0
+    shared_per_token: int | float = 0
+    shared_per_token_pair: int | float = 0
 
     def at(self, batch: int, sequence: int) -> int:
         """Return the quantity for this batch and sequence length, rounded."""
@@ -64,6 +66,9 @@ class Growth:
         return result
 
 
+NOTHING = Growth()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorShape:
     """One operator call in a block's forward whose output owns memory; views count as their owner.
@@ -88,9 +93,9 @@ class OperatorShape:
     name: str
     inputs: tuple[int, ...]
     output_bytes: Growth
-    forward_flops: Growth = Growth()
-    backward_flops: Growth = Growth()
-    touched_bytes: Growth = Growth()
+    forward_flops: Growth = NOTHING
+    backward_flops: Growth = NOTHING
+    touched_bytes: Growth = NOTHING
     is_saved: bool = False
     partly_saved_bytes: Growth | None = None
 
@@ -126,11 +131,11 @@ class BlockShape:
     num_parameters: int
     num_frozen_parameters: int = 0
     operators: tuple[OperatorShape, ...] = ()
-    input_bytes: Growth = Growth()
-    output_bytes: Growth = Growth()
+    input_bytes: Growth = NOTHING
+    output_bytes: Growth = NOTHING
     is_lookup: bool = False
     is_rest: bool = False
-    side_bytes: Growth = Growth()
+    side_bytes: Growth = NOTHING
     largest_parameter: int = 0
 
     @property
@@ -170,7 +175,7 @@ class ModelShape:
     sequence_of_kinds: tuple[int, ...]
     tied: tuple[tuple[int, int, int], ...] = ()
     tokens_per_sample: int | None = None
-    nominal_parameters: float | None = None
+    nominal_parameters: int | float | None = None
 
     def __post_init__(self) -> None:
         known = range(len(self.kinds))
@@ -208,16 +213,9 @@ class ModelShape:
             ConfigError: if the text is not JSON, of another version, or a key is missing, unknown
                 or of the wrong type.
         """
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise _malformed(f"it is not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise _malformed("the outermost value is not an object")
-        version = record.pop("version", None)
-        if version != FORMAT_VERSION:
-            raise _malformed(f"its version is {version!r}, this program reads {FORMAT_VERSION}")
-        return _model_from(record)
+        return read_json(
+            text, ModelShape, where="model shape", version=FORMAT_VERSION, is_complete=True
+        )
 
 
 def _malformed(reason: str) -> ConfigError:
@@ -228,114 +226,24 @@ def _malformed(reason: str) -> ConfigError:
     )
 
 
-_GROWTH = tuple(field.name for field in fields(Growth))
-
-
-def _record(shape: object) -> Any:
-    if isinstance(shape, Growth):
-        values = [getattr(shape, name) for name in _GROWTH]
-        while values and not values[-1]:  # Most quantities use the first few: shorter files.
-            values.pop()
-        return values
-    if isinstance(shape, tuple):
-        return [_record(item) for item in shape]
-    if isinstance(shape, OperatorShape | BlockShape | ModelShape):
-        return {field.name: _record(getattr(shape, field.name)) for field in fields(shape)}
-    return shape
-
-
 def _to_text(shape: ModelShape) -> str:
-    record = {"version": FORMAT_VERSION, **_record(shape)}
-    kinds = record.pop("kinds")
+    record = {"version": FORMAT_VERSION, **to_builtins(shape)}
+    kinds = []
+    for kind in record.pop("kinds"):
+        operators = [json.dumps(_shorter(one), sort_keys=True) for one in kind.pop("operators")]
+        kinds.append(_object_text(_shorter(kind), "operators", operators))
+    return _object_text(record, "kinds", kinds) + "\n"
+
+
+def _object_text(record: Mapping[str, object], last_key: str, items: Iterable[str]) -> str:
     head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(record.items())]
-    body = []
-    for kind in kinds:
-        operators = ",\n".join(json.dumps(o, sort_keys=True) for o in kind.pop("operators"))
-        rest = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(kind.items())]
-        body.append("{" + ",\n".join([*rest, f'"operators": [\n{operators}\n]']) + "}")
-    kinds_text = ",\n".join(body)
-    return "{" + ",\n".join([*head, f'"kinds": [\n{kinds_text}\n]']) + "}\n"
+    return "{" + ",\n".join([*head, f'"{last_key}": [\n' + ",\n".join(items) + "\n]"]) + "}"
 
 
-def _model_from(record: Mapping[str, Any]) -> ModelShape:
-    _check_keys("the model", record, ModelShape)
-    return ModelShape(
-        name=_typed(record, "name", str),
-        dtype_bytes=_typed(record, "dtype_bytes", int),
-        kinds=tuple(_block_from(kind) for kind in _typed(record, "kinds", list)),
-        sequence_of_kinds=_integers(_typed(record, "sequence_of_kinds", list)),
-        tied=tuple(_tie_from(tie) for tie in _typed(record, "tied", list)),
-        tokens_per_sample=_typed(record, "tokens_per_sample", int, is_optional=True),
-        nominal_parameters=_typed(record, "nominal_parameters", int | float, is_optional=True),
-    )
-
-
-def _block_from(record: Any) -> BlockShape:
-    _check_keys("a block", record, BlockShape)
-    return BlockShape(
-        name=_typed(record, "name", str),
-        num_parameters=_typed(record, "num_parameters", int),
-        num_frozen_parameters=_typed(record, "num_frozen_parameters", int),
-        operators=tuple(_operator_from(o) for o in _typed(record, "operators", list)),
-        input_bytes=_growth_from(record["input_bytes"]),
-        output_bytes=_growth_from(record["output_bytes"]),
-        is_lookup=_typed(record, "is_lookup", bool),
-        is_rest=_typed(record, "is_rest", bool),
-        side_bytes=_growth_from(record["side_bytes"]),
-        largest_parameter=_typed(record, "largest_parameter", int),
-    )
-
-
-def _operator_from(record: Any) -> OperatorShape:
-    _check_keys("an operator", record, OperatorShape)
-    partly = record["partly_saved_bytes"]
-    return OperatorShape(
-        index=_typed(record, "index", int),
-        name=_typed(record, "name", str),
-        inputs=_integers(_typed(record, "inputs", list)),
-        output_bytes=_growth_from(record["output_bytes"]),
-        forward_flops=_growth_from(record["forward_flops"]),
-        backward_flops=_growth_from(record["backward_flops"]),
-        touched_bytes=_growth_from(record["touched_bytes"]),
-        is_saved=_typed(record, "is_saved", bool),
-        partly_saved_bytes=None if partly is None else _growth_from(partly),
-    )
-
-
-def _tie_from(tie: Any) -> tuple[int, int, int]:
-    if not isinstance(tie, list) or len(tie) != 3:
-        raise _malformed(f"a tie is {tie!r}, not three whole numbers")
-    owner, other, num_parameters = _integers(tie)
-    return owner, other, num_parameters
-
-
-def _growth_from(values: Any) -> Growth:
-    is_right = isinstance(values, list) and len(values) <= len(_GROWTH)
-    if not is_right or not all(type(value) in (int, float) for value in values):
-        raise _malformed(f"a quantity is {values!r}, not numbers for {', '.join(_GROWTH)}")
-    return Growth(**dict(zip(_GROWTH, values, strict=False)))
-
-
-def _integers(values: list[Any]) -> tuple[int, ...]:
-    if not all(type(value) is int for value in values):
-        raise _malformed(f"{values!r} is not a list of whole numbers")
-    return tuple(values)
-
-
-def _check_keys(what: str, record: Any, kind: type) -> None:
-    if not isinstance(record, dict):
-        raise _malformed(f"{what} is {record!r}, not an object")
-    expected = {field.name for field in fields(kind)}
-    missing, unknown = sorted(expected - record.keys()), sorted(record.keys() - expected)
-    if missing or unknown:
-        raise _malformed(f"{what} lacks {missing} and has unknown keys {unknown}")
-
-
-def _typed(record: Mapping[str, Any], key: str, kind: Any, *, is_optional: bool = False) -> Any:
-    value = record[key]
-    if is_optional and value is None:
-        return None
-    # A bool is an int to isinstance, but never a number to us.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise _malformed(f"{key} is {value!r}")
-    return value
+def _shorter(record: dict[str, Any]) -> dict[str, Any]:
+    """Leave the zeros at the end of each growth out: most use the first few coefficients."""
+    for key, value in record.items():
+        if isinstance(value, list) and key.endswith(("_bytes", "_flops")):
+            while value and not value[-1]:
+                value.pop()
+    return record

@@ -6,6 +6,7 @@ moment of a step. Owns the arithmetic and the refusal; policies fill it in.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from lohan.errors import DoesNotFit
 from lohan.units import format_bytes
@@ -23,6 +24,14 @@ class LedgerLine:
     """What the user can do to make this line smaller."""
     is_constant: bool = False
     """Held all through a step, outside the pools that the schedule leases from."""
+
+
+class LedgerRow(TypedDict):
+    """A line, or the budget of a tier, in plain values."""
+
+    tier: str
+    purpose: str
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +90,9 @@ class Ledger:
             remedy=largest.remedy,
         )
 
-    def to_rows(self) -> list[dict[str, object]]:
+    def to_rows(self) -> list[LedgerRow]:
         """Lines and budgets as plain values."""
-        rows: list[dict[str, object]] = [
+        rows: list[LedgerRow] = [
             {"tier": line.tier.value, "purpose": line.purpose, "bytes": line.nbytes}
             for tier in Tier
             for line in self.lines_of(tier)

@@ -5,11 +5,12 @@ builder; executed by simulator and engine alike. Owns the decisions, not how the
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msgspec import to_builtins
+
 from lohan.model.shape import BlockShape, ModelShape
-from lohan.plan.ledger import Ledger
+from lohan.plan.ledger import Ledger, LedgerRow
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
 from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
@@ -84,30 +85,63 @@ class Plan:
 
     def to_json(self) -> str:
         """The decisions as JSON, one entry per run of equal blocks."""
-        runs: list[dict[str, object]] = []
+        runs: list[_RunInFile] = []
         for number, block in enumerate(self.blocks):
-            entry = {
-                "input": block.input_choice.value,
-                "choices": {str(index): choice.value for index, choice in block.choices},
-                "residents": sorted(kind.value for kind in block.residents),
-                "defers_update": block.defers_update,
-            }
-            if runs and runs[-1]["decisions"] == entry:
-                runs[-1]["last"] = number
+            decisions = _DecisionsInFile(
+                input=block.input_choice,
+                choices=dict(block.choices),
+                residents=sorted(block.residents),
+                defers_update=block.defers_update,
+            )
+            if runs and runs[-1].decisions == decisions:
+                runs[-1].last = number
             else:
-                runs.append({"first": number, "last": number, "decisions": entry})
-        document: Mapping[str, object] = {
-            "version": PLAN_VERSION,
-            "policy": self.policy,
-            "model": self.shape.name,
-            "num_gpus": self.num_gpus,
-            "batch": self.workload.batch,
-            "sequence": self.workload.sequence,
-            "clips_gradients": self.workload.clips_gradients,
-            "num_micro_batches": self.num_micro_batches,
-            "num_update_parts": self.num_update_parts,
-            "gradient_slots": self.gradient_slots,
-            "blocks": runs,
-            "ledger": self.ledger.to_rows(),
-        }
-        return json.dumps(document, indent=1)
+                runs.append(_RunInFile(first=number, last=number, decisions=decisions))
+        file = PlanFile(
+            policy=self.policy,
+            model=self.shape.name,
+            num_gpus=self.num_gpus,
+            batch=self.workload.batch,
+            sequence=self.workload.sequence,
+            clips_gradients=self.workload.clips_gradients,
+            num_micro_batches=self.num_micro_batches,
+            num_update_parts=self.num_update_parts,
+            gradient_slots=self.gradient_slots,
+            blocks=runs,
+            ledger=self.ledger.to_rows(),
+        )
+        fields = {"version": PLAN_VERSION, **to_builtins(file, str_keys=True)}
+        return json.dumps(fields, indent=1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _DecisionsInFile:
+    input: Choice
+    choices: dict[int, Choice]
+    """By the index of an operator of the block; all others are recomputed."""
+    residents: list[TensorKind]
+    defers_update: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _RunInFile:
+    first: int
+    last: int
+    decisions: _DecisionsInFile
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanFile:
+    """A plan as its file holds it."""
+
+    policy: str
+    model: str
+    num_gpus: int
+    batch: int
+    sequence: int
+    clips_gradients: bool
+    num_micro_batches: int
+    num_update_parts: int
+    gradient_slots: int | None
+    blocks: list[_RunInFile]
+    ledger: list[LedgerRow]

@@ -11,19 +11,16 @@ import os
 import pathlib
 
 import lohan
-from lohan.report.html.markup import shortened
-from lohan.report.html.script import SCRIPT
-from lohan.report.html.style import STYLE
+from lohan.report import svg
+from lohan.report.html.markup import as_markup, filled, shortened, template_text
 from lohan.report.run_files import RunFiles, read_run
-from lohan.report.sections import facts
-from lohan.report.sections.answers import answers_section
+from lohan.report.sections import facts, settings
+from lohan.report.sections.answers import answers
 from lohan.report.sections.headline import headline
-from lohan.report.sections.lanes import lanes_section
-from lohan.report.sections.memory import memory_section, wear_section
-from lohan.report.sections.settings import plan_section, settings_section
-from lohan.report.sections.training import speed_section, training_section
-from lohan.report.sections.words import words_section
-from lohan.report.svg import text_of
+from lohan.report.sections.lanes import lanes
+from lohan.report.sections.memory import memory, wear
+from lohan.report.sections.training import speed, training
+from lohan.report.sections.words import WORDS_TABLE
 from lohan.whole_file import write_text
 from lohan.working_folder import working_folder
 
@@ -61,42 +58,32 @@ def report_html(run: RunFiles) -> str:
     """Return the page of a run."""
     name = facts.model_name(run) or run.folder.resolve().name or "run"
     name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    sections = (
-        training_section(run),
-        answers_section(run),
-        lanes_section(run),
-        speed_section(run),
-        memory_section(run),
-        wear_section(run),
-        plan_section(run),
-        settings_section(run),
-        words_section(),
+    script = template_text("script.js")
+    page = filled(
+        "page.html",
+        name=name,
+        subtitle=_subtitle(run),
+        links=_LINKS,
+        headline=headline(run),
+        training=training(run),
+        answers=answers(run),
+        lanes=lanes(run),
+        speed=speed(run),
+        memory=memory(run),
+        wear=wear(run),
+        plan=settings.plan_words(run),
+        machine=run.machine and settings.machine_table(run.machine),
+        versions=settings.versions(run),
+        configuration=settings.configuration(run),
+        words=WORDS_TABLE,
+        version=lohan.__version__,
+        # The name only: where a run lies on somebody's disk is not for whoever gets the report.
+        folder=shortened(run.folder.resolve().name or "/", 120),
+        svg=svg,
+        script=as_markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    links = "".join(
-        f'<li><a href="#{anchor}">{words}</a></li>'
-        for anchor, words in _LINKS.items()
-        if any(f'<section id="{anchor}"' in one for one in sections)
-    )
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">',
-            '<meta name="viewport" content="width=device-width,initial-scale=1">',
-            '<meta name="referrer" content="no-referrer"><link rel="icon" href="data:,">',
-            f"<title>{text_of(name)} - run report</title>",
-            f"<style>{STYLE}</style></head><body>",
-            f"<header><h1>{text_of(name)}</h1><p>{text_of(_subtitle(run))}</p></header>",
-            f'<nav aria-label="Sections"><ul>{links}</ul></nav>',
-            f'<main><section id="overview" aria-label="Overview">{headline(run)}</section>',
-            *sections,
-            "</main>",
-            f"<footer>Made by lohan {text_of(lohan.__version__)} from {text_of(_folder(run))}. "
-            "Predictions are simulated; everything else is measured.</footer>",
-            f"<script>{SCRIPT}</script></body></html>",
-            "",
-        ]
-    )
+    return svg.plain_ascii(page) + "\n"
 
 
 def _subtitle(run: RunFiles) -> str:
@@ -117,16 +104,3 @@ def _subtitle(run: RunFiles) -> str:
         if isinstance(words, str):
             said.append(words.partition("T")[0] if key == "ended" else words)
     return ", ".join(shortened(words, 120) for words in said)
-
-
-def _folder(run: RunFiles) -> str:
-    # The name only: where a run lies on somebody's disk is not for whoever gets the report.
-    return shortened(run.folder.resolve().name or "/", 120)
-
-
-def _policy() -> str:
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )

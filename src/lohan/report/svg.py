@@ -23,8 +23,12 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\ufff
 
 def text_of(words: str) -> str:
     """Escape words for use as content or as an attribute."""
-    clean = escape(_FORBIDDEN.sub("?", words), {'"': "&quot;"})
-    return clean.encode("ascii", "xmlcharrefreplace").decode("ascii")
+    return plain_ascii(escape(words, {'"': "&quot;"}))
+
+
+def plain_ascii(markup: str) -> str:
+    """Replace what is not ASCII by references, and what XML does not allow by question marks."""
+    return _FORBIDDEN.sub("?", markup).encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def number_of(value: float) -> str:

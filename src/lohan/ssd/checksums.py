@@ -1,24 +1,20 @@
 """CRC-32C checksums of the ranges that were written.
 
-Owns the table of ranges and their checksums, and its JSON form. Computing over memory is native.
+Owns the table of ranges and their checksums. Computing over memory is native.
 Pure but for that: no files. Used by `striped_file`.
 
 Note "ranges of checksums". Every finished write leaves one checksum per stretch it wrote. A later
 write over part of a stretch makes the old checksum useless, and it is dropped: the rest of the
 stretch then has none. Neighbouring stretches can be joined into one without reading a byte, because
-the checksum of A followed by B follows from those of A and B; so a saved table is short.
+the checksum of A followed by B follows from those of A and B.
 """
 
 import bisect
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lohan import _native
-from lohan.ssd.layout import damaged_fields, refuse_other_version
 
-CHECKSUMS_VERSION = 1
 ALGORITHM = "crc32c"
 
 
@@ -136,43 +132,3 @@ class ChecksumTable:
         if first > 0 and self._stretches[first - 1].end_bytes > offset_bytes:
             first -= 1
         return first, bisect.bisect_left(self._offsets, offset_bytes + nbytes, lo=first)
-
-    def to_json(self, ranges: tuple[tuple[int, int], ...] = ()) -> dict[str, Any]:
-        """As plain values; the stretches inside each of `ranges` that cover it become one."""
-        joined = []
-        for offset_bytes, nbytes in ranges:
-            checksum = self.joined(offset_bytes, nbytes)
-            if checksum is not None:
-                joined.append((offset_bytes, nbytes, checksum))
-        short = ChecksumTable(self.stretches())
-        for offset_bytes, nbytes, checksum in joined:
-            short.record(Stretch(offset_bytes=offset_bytes, nbytes=nbytes, checksum=checksum))
-        return {
-            "version": CHECKSUMS_VERSION,
-            "algorithm": ALGORITHM,
-            "stretches": [[s.offset_bytes, s.nbytes, s.checksum] for s in short.stretches()],
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "ChecksumTable":
-        """Rebuild what `to_json` gave.
-
-        Raises:
-            CheckpointError: the fields are of another version or not those of a table.
-        """
-        refuse_other_version("checksum table", fields, CHECKSUMS_VERSION)
-        try:
-            if fields["algorithm"] != ALGORITHM:
-                raise ValueError(f"unknown algorithm {fields['algorithm']!r}")
-            stretches = tuple(
-                Stretch(offset_bytes=int(offset), nbytes=int(nbytes), checksum=int(checksum))
-                for offset, nbytes, checksum in fields["stretches"]
-            )
-            end = 0
-            for stretch in sorted(stretches):
-                if stretch.offset_bytes < end or stretch.nbytes <= 0:
-                    raise ValueError(f"stretches overlap at {stretch.offset_bytes}")
-                end = stretch.end_bytes
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged_fields("checksum table", error) from None
-        return cls(stretches)

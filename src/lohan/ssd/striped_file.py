@@ -5,8 +5,7 @@ what an extent means is known above. Called by the stores; calls an `IoEngine`.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lohan.errors import LohanError, ScheduleError, StorageError
 from lohan.ssd.allocator import Extent, ExtentAllocator, unknown_extent
@@ -113,18 +112,17 @@ class StripedFile:
     def attach(
         cls,
         run: RunDirectories,
-        fields: Mapping[str, Any],
+        record: StripedRecord,
         *,
         engine: IoEngine,
         drives: Sequence[DriveId] | None = None,
     ) -> "StripedFile":
-        """Open the files of an earlier `create` again, from what `to_json` gave.
+        """Open the files of an earlier `create` again, from what `record` gave.
 
         Raises:
-            CheckpointError: the fields cannot be read, or are those of other directories.
+            CheckpointError: the record is of another number of directories.
             StorageError: a file is missing or too short.
         """
-        record = StripedRecord.from_json(fields)
         name, layout = record.name, record.layout
         record.refuse_other_count(len(run.paths))
         drives = add_drives(engine, run.paths) if drives is None else drives
@@ -136,21 +134,20 @@ class StripedFile:
             files=files,
             layout=layout,
             allocator=record.allocator(),
-            checksums=record.checksums,
+            checksums=ChecksumTable(record.checksums.stretches()),
             should_checksum=record.should_checksum,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What `attach` needs, as plain values: one checksum per extent that is whole."""
+    def record(self) -> StripedRecord:
+        """What `attach` needs."""
         with self._lock:
-            record = StripedRecord(
+            return StripedRecord(
                 name=self.name,
                 should_checksum=self._should_checksum,
                 layout=self._layout,
                 extents=self._allocator.extents,
-                checksums=self._checksums,
+                checksums=ChecksumTable(self._checksums.stretches()),
             )
-        return record.to_json()
 
     @property
     def layout(self) -> StripeLayout:

@@ -1,20 +1,17 @@
 """What has to be kept of a striped file so that it can be opened again.
 
-Owns the saved form and its version. Made and read by `striped_file`; written to disk by whoever
-keeps a manifest.
+Owns the record and its checks. Made and read by `striped_file`; what of it is on disk is decided by
+whoever keeps a manifest.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError, ScheduleError
 from lohan.ssd.allocator import Extent, ExtentAllocator
 from lohan.ssd.checksums import ChecksumTable
-from lohan.ssd.layout import StripeLayout, damaged_fields, refuse_other_version
+from lohan.ssd.layout import StripeLayout, damaged_fields
 
-STRIPED_RECORD_VERSION = 1
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -43,6 +40,13 @@ class StripedRecord:
     extents: tuple[Extent, ...]
     checksums: ChecksumTable
 
+    def __post_init__(self) -> None:
+        try:
+            self.allocator()
+            refuse_bad_name(self.name)
+        except (ConfigError, ScheduleError) as error:
+            raise damaged_fields("striped file", error) from None
+
     def allocator(self) -> ExtentAllocator:
         """The books of its extents."""
         return ExtentAllocator(self.layout.capacity_bytes, taken=self.extents)
@@ -60,40 +64,3 @@ class StripedRecord:
                 why="every directory holds a part of every range",
                 remedy="give the directories the run was made with, in any order",
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values: one checksum per extent that is whole."""
-        ranges = tuple((extent.offset_bytes, extent.nbytes) for extent in self.extents)
-        return {
-            "version": STRIPED_RECORD_VERSION,
-            "name": self.name,
-            "should_checksum": self.should_checksum,
-            "layout": self.layout.to_json(),
-            "extents": [list(entry) for entry in ranges],
-            "checksums": self.checksums.to_json(ranges),
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "StripedRecord":
-        """Rebuild what `to_json` gave.
-
-        Raises:
-            CheckpointError: the fields are of another version or contradict each other.
-        """
-        refuse_other_version("striped file", fields, STRIPED_RECORD_VERSION)
-        try:
-            record = cls(
-                name=str(fields["name"]),
-                should_checksum=bool(fields["should_checksum"]),
-                layout=StripeLayout.from_json(fields["layout"]),
-                extents=tuple(
-                    Extent(offset_bytes=int(offset), nbytes=int(nbytes))
-                    for offset, nbytes in fields["extents"]
-                ),
-                checksums=ChecksumTable.from_json(fields["checksums"]),
-            )
-            record.allocator()
-            refuse_bad_name(record.name)
-        except (KeyError, TypeError, ValueError, ConfigError, ScheduleError) as error:
-            raise damaged_fields("striped file", error) from None
-        return record

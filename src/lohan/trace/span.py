@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NoReturn, Self, cast
+from typing import Any, Self
+
+from msgspec import to_builtins
 
 from lohan.errors import ConfigError
-from lohan.fields import Fields, check_version, parse_object
+from lohan.fields import Name, convert, read_json, read_text
 from lohan.vocabulary import BlockId, Lane, TaskId, Tier
 
 FORMAT_VERSION = 1
@@ -128,22 +130,17 @@ class Trace:
 
     def to_json(self) -> str:
         """Return the trace as JSON text, spans as rows under one list of columns."""
-        rows = [_SPAN_VALUES(span) for span in self.spans]
-        counters = [
-            {column: getattr(counter, column) for column in _COUNTER_COLUMNS}
-            for counter in self.counters
-        ]
-        trace = {
-            "version": FORMAT_VERSION,
-            "name": self.name,
-            "is_simulated": self.is_simulated,
-            "metadata": dict(self.metadata),
-            "comes_after": {str(task): after for task, after in self.comes_after.items()},
-            "counters": counters,
-            "span_columns": _SPAN_COLUMNS,
-            "spans": rows,
-        }
-        return json.dumps(trace, separators=(",", ":")) + "\n"
+        file = TraceFile(
+            name=self.name,
+            is_simulated=self.is_simulated,
+            metadata=dict(self.metadata),
+            comes_after=dict(self.comes_after),
+            counters=self.counters,
+            span_columns=list(_SPAN_COLUMNS),
+            spans=[list(_SPAN_VALUES(span)) for span in self.spans],
+        )
+        fields = {"version": FORMAT_VERSION, **to_builtins(file, str_keys=True)}
+        return json.dumps(fields, separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "trace") -> Self:
@@ -152,33 +149,30 @@ class Trace:
         Raises:
             ConfigError: if the text is no trace of this version.
         """
-        fields = Fields(parse_object(text, where=where), where=where, known=_KEYS)
-        check_version(fields, FORMAT_VERSION)
-        columns = fields.objects("span_columns")
+        file = read_json(text, TraceFile, where=where, version=FORMAT_VERSION, is_complete=True)
+        columns = file.span_columns
         if set(columns) - set(_SPAN_COLUMNS) or len(set(columns)) != len(columns):
-            _refuse(fields.path("span_columns"), f"is {columns!r}")
-        comes_after = fields.value("comes_after")
-        metadata = fields.value("metadata")
-        if not isinstance(comes_after, dict) or not isinstance(metadata, dict):
-            _refuse(where, "has no object as comes_after or as metadata")
-        try:
-            return cls(
-                name=fields.text("name"),
-                is_simulated=fields.truth("is_simulated"),
-                spans=tuple(_span_from(columns, row) for row in fields.objects("spans")),
-                counters=tuple(_counter_from(one) for one in fields.objects("counters")),
-                comes_after={
-                    TaskId(int(task)): tuple(TaskId(int(other)) for other in after)
-                    for task, after in comes_after.items()
-                },
-                metadata={str(key): str(value) for key, value in metadata.items()},
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{where} is not a trace",
-                why=f"a span, a counter or a dependency is damaged ({error})",
+                f"{where}.span_columns is {columns!r}",
+                why=f"each of {', '.join(_SPAN_COLUMNS)} may be in it once",
+                remedy="record or simulate it again",
+            )
+        try:
+            spans = [dict(zip(columns, row, strict=True)) for row in file.spans]
+        except ValueError as error:
+            raise ConfigError(
+                f"{where}.spans has a row that is not {len(columns)} long",
+                why="a row has a value for each of span_columns",
                 remedy="record or simulate it again",
             ) from error
+        return cls(
+            name=file.name,
+            is_simulated=file.is_simulated,
+            spans=convert(spans, tuple[Span, ...], where=f"{where}.spans"),
+            counters=file.counters,
+            comes_after=file.comes_after,
+            metadata=file.metadata,
+        )
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
@@ -187,60 +181,22 @@ class Trace:
         Raises:
             ConfigError: if the file cannot be read or is no trace.
         """
-        try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise ConfigError(
-                f"the trace file {path} cannot be read",
-                why=reason or str(error),
-                remedy="give the path of a trace written by lohan",
-            ) from error
-        return cls.from_json(text, where=str(path))
+        remedy = "give the path of a trace written by lohan"
+        return cls.from_json(read_text(path, "the trace file", remedy=remedy), where=str(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFile:
+    """A trace as its file holds it."""
+
+    name: Name
+    is_simulated: bool
+    metadata: dict[str, str]
+    comes_after: dict[TaskId, tuple[TaskId, ...]]
+    counters: tuple[Counter, ...]
+    span_columns: list[str]
+    spans: list[list[Any]]
 
 
 _SPAN_COLUMNS = tuple(Span.__dataclass_fields__)
 _SPAN_VALUES = attrgetter(*_SPAN_COLUMNS)
-_COUNTER_COLUMNS = tuple(Counter.__dataclass_fields__)
-_KEYS = (
-    "version",
-    "name",
-    "is_simulated",
-    "metadata",
-    "comes_after",
-    "counters",
-    "span_columns",
-    "spans",
-)
-
-
-def _refuse(where: str, fact: str) -> NoReturn:
-    raise ConfigError(
-        f"{where} {fact}", why="it is not a trace", remedy="record or simulate it again"
-    )
-
-
-def _span_from(columns: list[object], row: object) -> Span:
-    values = dict(zip(cast(list[str], columns), cast(list[object], row), strict=True))
-    values["lane"] = Lane(cast(str, values["lane"]))
-    span = Span(**values)  # type: ignore[arg-type]
-    numbers = (span.task, span.block, span.nbytes, span.step, span.rank)
-    texts = (span.name, span.kind, span.waited_for)
-    if not all(number is None or type(number) is int for number in numbers):
-        raise TypeError(f"a number is expected in {row!r}")
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise TypeError(f"a text is expected in {row!r}")
-    return span
-
-
-def _counter_from(found: object) -> Counter:
-    values = dict(cast(dict[str, object], found))
-    if set(values) != set(_COUNTER_COLUMNS):
-        raise TypeError(f"a counter has {sorted(values)}")
-    return Counter(
-        tier=Tier(cast(str, values["tier"])),
-        at_seconds=tuple(float(at) for at in cast(list[float], values["at_seconds"])),
-        used_bytes=tuple(int(used) for used in cast(list[int], values["used_bytes"])),
-        budget_bytes=cast(int | None, values["budget_bytes"]),
-        rank=cast(int, values["rank"]),
-    )

@@ -101,7 +101,7 @@ def test_variants_change_one_thing_and_leave_the_original() -> None:
     ],
 )
 def test_a_variant_of_zero_or_less_is_refused(variant: Any, named: str, wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"{named} is {wrong!r}")):
+    with pytest.raises(ConfigError, match=re.escape(f"{named} is {json.dumps(wrong)}")):
         variant(BOX, wrong)
 
 
@@ -126,7 +126,9 @@ def test_a_variant_of_zero_or_less_is_refused(variant: Any, named: str, wrong: A
     ],
 )
 def test_a_rate_made_in_code_is_checked_too(make: Callable[[Any], object], wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="a rate must be a finite number above zero"):
+    with pytest.raises(
+        ConfigError, match=r"a rate must be a finite number|dtype\[0\]\[1\] is .* a number"
+    ):
         make(wrong)
 
 
@@ -168,12 +170,12 @@ WRONG: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     (
         "negative rate",
         lambda m: m["ssds"][1].update(write_bytes_per_second=-3e9),
-        r"machine\.ssds\[1\]\.write_bytes_per_second is -3000000000\.0.*such as",
+        r"machine\.ssds\[1\]\.write_bytes_per_second is -3000000000\.0.*for example",
     ),
     (
         "zero rate",
         lambda m: m.update(cpu_update_parameters_per_second=0),
-        r"cpu_update_parameters_per_second is 0\.0.*2\.5e9",
+        r"cpu_update_parameters_per_second is 0:.*2\.5e9",
     ),
     (
         "rate as a wrong text",
@@ -190,30 +192,34 @@ WRONG: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     ("half a byte", lambda m: m.update(ram_bytes=1.5), r"ram_bytes is 1\.5.*whole number"),
     ("size beyond all drives", lambda m: m.update(ram_bytes=2**63), r"ram_bytes is \d+.*8 EiB"),
     ("size as a long number", lambda m: m.update(ram_bytes=10**4000), r"is a number of over 40"),
-    ("drives without end", lambda m: m["ssds"][0].update(count=10**9), r"from 1 to 4096"),
+    (
+        "drives without end",
+        lambda m: m["ssds"][0].update(count=10**9),
+        r"count is 1000000000.*<= 4096",
+    ),
     ("null", lambda m: m.update(ram_bytes=None), r"ram_bytes is null"),
     ("a truth as a number", lambda m: m.update(num_gpus=True), r"num_gpus is true.*whole number"),
     ("no GPU", lambda m: m.update(num_gpus=0), r"num_gpus is 0"),
     ("half a GPU", lambda m: m.update(num_gpus=0.5), r"num_gpus is 0\.5"),
     ("no drives", lambda m: m.update(ssds=[]), r"ssds is empty"),
-    ("drives not listed", lambda m: m.update(ssds={}), r"ssds is \{\}.*a list is expected"),
-    ("a drive that is no object", lambda m: m.update(ssds=[3]), r"ssds\[0\] holds a number"),
+    ("drives not listed", lambda m: m.update(ssds={}), r"ssds is \{\}.*expected a list"),
+    ("a drive that is no object", lambda m: m.update(ssds=[3]), r"ssds\[0\] is 3.*an object"),
     ("no drives by count", lambda m: m["ssds"][0].update(count=0), r"ssds\[0\]\.count is 0"),
-    ("price", lambda m: m.update(host_price_dollars=-1), r"host_price_dollars is -1\.0"),
+    ("price", lambda m: m.update(host_price_dollars=-1), r"host_price_dollars is -1:"),
     ("price as text", lambda m: m.update(host_price_dollars="5$"), r'host_price_dollars is "5\$"'),
-    ("name", lambda m: m.update(name=" "), r"name is ' '"),
+    ("name", lambda m: m.update(name=" "), r'name is " "'),
     ("name as a number", lambda m: m.update(name=4), r"name is 4.*text in quotes"),
     ("a number as a truth", lambda m: m["ssd_path"].update(is_duplex=1), r"is_duplex is 1"),
-    ("gpu no object", lambda m: m.update(gpu="4090"), r"machine\.gpu holds a text.*an object"),
+    ("gpu no object", lambda m: m.update(gpu="4090"), r'machine\.gpu is "4090".*an object'),
     (
         "rates by dtype no object",
         lambda m: m["gpu"].update(flops_per_second_by_dtype=[1]),
-        r"flops_per_second_by_dtype holds a list",
+        r"flops_per_second_by_dtype is \[1\].*an object",
     ),
     (
         "negative rate by dtype",
         lambda m: m["gpu"].update(flops_per_second_by_dtype={"fp8": -1}),
-        r"flops_per_second_by_dtype\.fp8 is -1\.0",
+        r'flops_per_second_by_dtype is \{"fp8": -1\}.*>= 100000',
     ),
     ("later version", lambda m: m.update(version=2), r"version is 2.*reads version 1"),
     ("no version", lambda m: m.pop("version"), r"version is missing"),
@@ -238,7 +244,7 @@ def test_a_wrong_file_is_refused_with_the_field(
         ("[" * 100_000, "nests too deep"),
         ('{"version": ' + "9" * 5000 + "}", "Exceeds the limit"),
         ('{"version": ' + "9" * 500 + "}", "reads version 1"),
-        ('{"version": 1, "ram_bytes": 1e999}', "is missing"),
+        ('{"version": 1, "ram_bytes": 1e999}', "ram_bytes is Infinity"),
     ],
 )
 def test_text_that_is_no_machine_is_refused(text: str, says: str) -> None:
@@ -252,7 +258,9 @@ def test_a_rate_that_is_not_finite_is_refused(rate: str) -> None:
         '"flops_per_second": 100000000000000.0', f'"flops_per_second": {rate}'
     )
     assert text != BOX.to_json()
-    with pytest.raises(ConfigError, match=r"gpu\.flops_per_second is (nan|inf)"):
+    with pytest.raises(
+        ConfigError, match=r"gpu\.flops_per_second is (NaN|Infinity|a number of over)"
+    ):
         Machine.from_json(text)
 
 

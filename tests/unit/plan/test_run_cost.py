@@ -82,7 +82,7 @@ def test_a_share_that_is_none_is_refused(changes: dict[str, Any]) -> None:
 
 def test_a_life_of_an_unknown_source_is_refused() -> None:
     text = DESKTOP.to_json().replace('"stated"', '"guessed"')
-    with pytest.raises(ConfigError, match="one of stated, wear counter, assumed"):
+    with pytest.raises(ConfigError, match='one of "stated", "wear counter" and "assumed"'):
         Machine.from_json(text)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
+from lohan.paper import policy_named
 from lohan.plan import make_plan
 from lohan.plan.ledger import LedgerLine
 from lohan.plan.run_cost import run_warnings
@@ -88,7 +89,7 @@ def test_states_that_live_in_ram_have_their_place_on_ssd() -> None:
     swapping = replace(PLAN, ledger=replace(PLAN.ledger, lines=lines))
     assert parts_of(swapping) == {**parts_of(PLAN), "swapped activations": 7}
     shape, workload = shape_of("gpt-13b"), Workload(batch=32, sequence=1024)
-    published = make_plan("zero-infinity", DESKTOP, shape, workload)
+    published = make_plan(policy_named("zero-infinity"), DESKTOP, shape, workload)
     assert sum(parts_of(published).values()) == published.ledger.total(Tier.SSD)
 
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -195,10 +196,10 @@ def test_no_name_leads_out_of_the_run_directory(name: str, tmp_path: pathlib.Pat
     with pytest.raises(ConfigError, match="a striped file was given the name"):
         StripedFile.create(run, name=name, engine=engine, capacity_bytes=CHUNK)
     file = StripedFile.create(run, name="fine", engine=engine, capacity_bytes=CHUNK)
-    saved = {**file.to_json(), "name": name}
+    saved = file.record()
     file.close()
     with pytest.raises(CheckpointError, match="a striped file was given the name"):
-        StripedFile.attach(run, saved, engine=engine)
+        replace(saved, name=name)
     run.close(should_delete=True)
 
 

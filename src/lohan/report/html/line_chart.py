@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lohan.report.html.axis import Axis, decimals_for, step_axis, value_axis
-from lohan.report.html.markup import folded, note, table
+from lohan.report.html.markup import Table, as_markup, filled
 from lohan.report.html.thinning import Column, evenly_spread, kept_rows
-from lohan.report.svg import number_of, text_of
+from lohan.report.svg import number_of
 from lohan.units import format_count
 
 _WIDTH, _HEIGHT = 1000.0, 300.0  # of the stretched plot; the page decides its pixels
@@ -65,48 +65,31 @@ def line_chart(chart: Chart) -> str:
     y_axis = value_axis(finite, starts_at_zero=chart.starts_at_zero, is_seconds=chart.is_seconds)
     x_axis = step_axis(steps)
     rows = kept_rows(columns, len(steps))
-    shapes = [_grid_lines(y_axis)]
-    shapes += [_not_finite(columns, steps, x_axis)]
-    for one, column in zip(present, columns, strict=True):
-        shapes.append(_line(one, column, rows, steps, x_axis, y_axis))
-    size = " small" if chart.is_small else ""
-    title, described = f"{chart.anchor}-title", f"{chart.anchor}-desc"
-    return "".join(
-        [
-            f'<figure class="chart{size}" id="{chart.anchor}">',
-            f'<figcaption id="{title}">{text_of(chart.title)}</figcaption>',
-            _legend(present),
-            f'<div class=plot>{_y_words(chart, y_axis)}<div class=field><svg viewBox="0 0 '
-            f'{_WIDTH:.0f} {_HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
-            f'aria-labelledby="{title} {described}"><desc id="{described}">',
-            text_of(_words(chart, present, columns, steps)),
-            f"</desc>{''.join(shapes)}</svg></div>{_x_words(x_axis)}</div>",
-            _hover(chart, present, columns, rows, steps, x_axis),
-            _remarks(chart, columns, finite, y_axis),
-            _table(chart, present, columns, steps),
-            "</figure>",
-        ]
+    printed = chart.format_tick or decimals_for(y_axis)
+    return filled(
+        "line_chart.html",
+        chart=chart,
+        series=present,
+        width=f"{_WIDTH:.0f}",
+        height=f"{_HEIGHT:.0f}",
+        y_words=[(number_of(100 * y_axis.share(tick)), printed(tick)) for tick in y_axis.ticks],
+        x_words=_x_words(x_axis),
+        described=_words(chart, present, columns, steps),
+        grid_path="".join(f"M0 {_y(y_axis, tick)}H{_WIDTH:.0f}" for tick in y_axis.ticks),
+        odd_path=_not_finite(columns, steps, x_axis),
+        lines=[
+            (one, *_line(one, column, rows, steps, x_axis, y_axis))
+            for one, column in zip(present, columns, strict=True)
+        ],
+        hover=_hover(chart, present, columns, rows, steps, x_axis),
+        remarks=_remarks(chart, columns, finite, y_axis),
+        as_table=_table(chart, present, columns, steps),
     )
 
 
 def _drawable(value: float | None) -> float | None:
     # Differences of larger numbers are not finite, and no chart can show them.
     return value if value is None or not abs(value) > _LARGEST else math.copysign(math.inf, value)
-
-
-def _legend(series: Sequence[Series]) -> str:
-    if len(series) < 2:
-        return ""
-    entries = (
-        f'<li><span class="key c{one.colour} {one.look}"></span>{text_of(one.name)}</li>'
-        for one in series
-    )
-    return f"<ul class=legend>{''.join(entries)}</ul>"
-
-
-def _grid_lines(axis: Axis) -> str:
-    path = "".join(f"M0 {_y(axis, tick)}H{_WIDTH:.0f}" for tick in axis.ticks)
-    return f'<path class=gridline d="{path}"/>'
 
 
 def _line(
@@ -116,7 +99,8 @@ def _line(
     steps: Sequence[int],
     x_axis: Axis,
     y_axis: Axis,
-) -> str:
+) -> tuple[str, str]:
+    """The paths of a line and of its points."""
     path, dots = "", ""
     is_broken = True
     for row in rows:
@@ -131,18 +115,14 @@ def _line(
         dots += f"M{at}h0"
         is_broken = False
     num_points = sum(value is not None for value in column)
-    line = f'<path class="line c{one.colour} {one.look}" d="{path}"/>'
     # Single points would be invisible as lines; few points are worth seeing one by one.
-    if num_points <= 60 and "faint" not in one.look:
-        line += f'<path class="points c{one.colour}" d="{dots}"/>'
-    return line
+    return path, dots if num_points <= 60 and "faint" not in one.look else ""
 
 
 def _not_finite(columns: Sequence[Column], steps: Sequence[int], axis: Axis) -> str:
     odd = _odd_steps(columns, steps)
     thinned = [odd[n] for n in evenly_spread(len(odd), _MOST_MARKS)]
-    path = "".join(f"M{_x(axis, step)} 0V{_HEIGHT:.0f}" for step in thinned)
-    return f'<path class=odd d="{path}"/>' if path else ""
+    return "".join(f"M{_x(axis, step)} 0V{_HEIGHT:.0f}" for step in thinned)
 
 
 def _odd_steps(columns: Sequence[Column], steps: Sequence[int]) -> list[int]:
@@ -163,27 +143,16 @@ def _y(axis: Axis, value: float) -> str:
     return number_of((1 - share) * _HEIGHT)
 
 
-def _y_words(chart: Chart, axis: Axis) -> str:
-    printed = chart.format_tick or decimals_for(axis)
-    words = (
-        f'<span style="bottom:{number_of(100 * axis.share(tick))}%">{text_of(printed(tick))}</span>'
-        for tick in axis.ticks
-    )
-    return f"<div class=y aria-hidden=true>{''.join(words)}</div>"
-
-
-def _x_words(axis: Axis) -> str:
+def _x_words(axis: Axis) -> list[tuple[str, str, str]]:
+    """Where each word stands, its class names, and the word."""
     words = []
     for number, tick in enumerate(axis.ticks):
         share = axis.share(tick)
         edge = "" if share < 1 - _EDGE_SHARE else " last"
         edge = " first" if share < _EDGE_SHARE and len(axis.ticks) > 1 else edge
         spare = " spare" if number % 2 and len(axis.ticks) > 4 else ""
-        words.append(
-            f'<span class="at{edge}{spare}" style="left:{number_of(100 * share)}%">'
-            f"{text_of(_step_words(tick, axis))}</span>"
-        )
-    return f"<div class=x aria-hidden=true>{''.join(words)}<i>step</i></div>"
+        words.append((number_of(100 * share), f"{edge}{spare}", _step_words(tick, axis)))
+    return words
 
 
 def _step_words(step: float, axis: Axis) -> str:
@@ -232,8 +201,7 @@ def _hover(
         ],
     }
     # A "<" in a name must not end the element.
-    text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json">{text}</script>'
+    return as_markup(json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _remarks(chart: Chart, columns: Sequence[Column], finite: Sequence[float], axis: Axis) -> str:
@@ -247,17 +215,17 @@ def _remarks(chart: Chart, columns: Sequence[Column], finite: Sequence[float], a
             f"{axis.num_beyond:,} value(s) lie beyond the edge; the farthest is "
             f"{chart.format_value(extreme)}."
         )
-    return note(" ".join(said)) if said else ""
+    return " ".join(said)
 
 
 def _table(
     chart: Chart, series: Sequence[Series], columns: Sequence[Column], steps: Sequence[int]
-) -> str:
+) -> Table:
     shown = [number for number, one in enumerate(series) if one.is_in_table]
     rows = evenly_spread(len(steps), _TABLE_ROWS)
     caption = chart.title
     if len(rows) < len(steps):
         caption += f", {len(rows)} of {len(steps):,} logged steps"
-    cells = ([f"{steps[r]:,}", *(_value(chart, columns[n][r]) for n in shown)] for r in rows)
+    cells = [[f"{steps[r]:,}", *(_value(chart, columns[n][r]) for n in shown)] for r in rows]
     names = ["step", *(series[number].name for number in shown)]
-    return folded("As a table", table(caption, names, cells))
+    return Table(caption=caption, columns=names, rows=cells)

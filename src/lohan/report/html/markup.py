@@ -1,14 +1,29 @@
-"""HTML text: escaping, tables, notes, lists of facts.
+"""Templates filled in: everything that comes from a file is escaped on its way into the page.
 
-Owns the syntax, so that sections read as content. Everything that comes from a file goes through
-`text_of`; output is plain ASCII.
+Owns how templates are found and filled, and what a table of the page is made of. The templates
+themselves, the style and the script are in `report/templates`.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING
 
-from lohan.report.svg import text_of
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _LONGEST_CELL = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table; the first columns are texts, the others numbers, which are set to the right."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    num_text_columns: int = 1
 
 
 def shortened(words: str, num_letters: int = _LONGEST_CELL) -> str:
@@ -18,59 +33,32 @@ def shortened(words: str, num_letters: int = _LONGEST_CELL) -> str:
     return f"{words[:num_letters]}... ({len(words):,} letters)"
 
 
-def table(
-    caption: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    num_text_columns: int = 1,
-    has_row_heads: bool = True,
-) -> str:
-    """A table; the first columns are texts, the others numbers, which are set to the right."""
-    lines = [f"<div class=scroll><table><caption>{text_of(caption)}</caption><thead><tr>"]
-    for index, column in enumerate(columns):
-        lines.append(f"<th scope=col{_class(index, num_text_columns)}>{text_of(column)}</th>")
-    lines.append("</tr></thead><tbody>")
-    for row in rows:
-        lines.append("<tr>")
-        for index, cell in enumerate(row):
-            words = text_of(shortened(cell))
-            if index == 0 and has_row_heads:
-                lines.append(f"<th scope=row>{words}</th>")
-            else:
-                lines.append(f"<td{_class(index, num_text_columns)}>{words}</td>")
-        lines.append("</tr>")
-    return "".join([*lines, "</tbody></table></div>"])
+def template_text(name: str) -> str:
+    """Return a template, or another file beside them, as it stands."""
+    path = resources.files("lohan.report").joinpath("templates", name)
+    return path.read_text(encoding="utf-8")
 
 
-def _class(index: int, num_text_columns: int) -> str:
-    return "" if index < num_text_columns else " class=number"
+@functools.cache
+def _templates() -> "Environment":
+    import jinja2  # only where a page is made: it takes longer to import than most commands run
 
-
-def folded(summary: str, content: str) -> str:
-    """Content that is shown when asked for; works without a script."""
-    return f"<details><summary>{text_of(summary)}</summary>{content}</details>"
-
-
-def note(words: str) -> str:
-    """A remark in small print."""
-    return f"<p class=note>{text_of(words)}</p>"
-
-
-def not_recorded(what: str, file: str) -> str:
-    """What stands where something is missing."""
-    return f"<p class=missing>{text_of(what)}: not recorded (no usable {text_of(file)}).</p>"
-
-
-def section(anchor: str, heading: str, *content: str) -> str:
-    """One section of the page."""
-    return (
-        f'<section id="{anchor}" aria-labelledby="{anchor}-heading">'
-        f'<h2 id="{anchor}-heading">{text_of(heading)}</h2>{"".join(content)}</section>'
+    found = jinja2.Environment(
+        loader=jinja2.FunctionLoader(template_text),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
+    found.filters["shortened"] = shortened
+    return found
 
 
-def grid(*figures: str) -> str:
-    """Figures side by side where there is room."""
-    shown = [figure for figure in figures if figure]
-    return f"<div class=grid>{''.join(shown)}</div>" if shown else ""
+def filled(template: str, **values: object) -> str:
+    """Return a template with values in it, as markup that other templates take as it is."""
+    return as_markup(_templates().get_template(template).render(values))
+
+
+def as_markup(text: str) -> str:
+    """Mark a text as markup: it is not escaped again."""
+    from markupsafe import Markup
+
+    return Markup(text)

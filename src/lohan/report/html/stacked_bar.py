@@ -7,7 +7,8 @@ table below it. Called by the memory section.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lohan.report.svg import number_of, text_of
+from lohan.report.html.markup import filled
+from lohan.report.svg import number_of
 
 NUM_COLOURS = 8
 
@@ -40,26 +41,17 @@ def stacked_bar(anchor: str, pieces: Sequence[BarPiece], marks: Sequence[Mark]) 
     total_bytes = sum(piece.nbytes for piece in pieces)
     # A little room on the right: a mark at the very end would be cut in half.
     scale = 99.0 / max(total_bytes, *(mark.nbytes for mark in marks), 1)
-    shapes = []
+    placed = []
     left = 0.0
     for piece in pieces:
         width = piece.nbytes * scale
-        shapes.append(
-            f'<rect class="c{piece.colour}" x="{number_of(left)}%" y="4" '
-            f'width="{number_of(width)}%" height="28"><title>{text_of(piece.hint)}</title></rect>'
-        )
+        placed.append((piece, number_of(left), number_of(width)))
         left += width
-    for mark in marks:
-        at = number_of(mark.nbytes * scale)
-        shapes.append(
-            f'<line class="{mark.look}" x1="{at}%" x2="{at}%" y1="0" y2="36">'
-            f"<title>{text_of(mark.hint)}</title></line>"
-        )
     hints = [piece.hint for piece in pieces] + [mark.hint for mark in marks]
-    described = " ".join(f"{hint}." for hint in hints)
-    return (
-        f'<svg class=bar width="100%" height="36" role="img" '
-        f'aria-labelledby="{anchor}-title {anchor}-desc">'
-        f'<desc id="{anchor}-desc">{text_of(described)}</desc>'
-        f'<rect class=track x="0" y="4" width="100%" height="28"/>{"".join(shapes)}</svg>'
+    return filled(
+        "stacked_bar.html",
+        anchor=anchor,
+        described=" ".join(f"{hint}." for hint in hints),
+        pieces=placed,
+        marks=[(mark, number_of(mark.nbytes * scale)) for mark in marks],
     )

@@ -3,7 +3,7 @@
 Owns how they are set side by side. A run without sample prompts has no such section.
 """
 
-from lohan.report.html.markup import section, table
+from lohan.report.html.markup import Table
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
 
@@ -12,7 +12,7 @@ _MOST_LATER = 3
 _MOST_PROMPTS = 50
 
 
-def answers_section(run: RunFiles) -> str:
+def answers(run: RunFiles) -> Table | None:
     """A table with a row per prompt and a column per step it was answered at; or nothing."""
     log = facts.log_of(run)
     columns: dict[int, dict[str, str]] = {}
@@ -22,7 +22,7 @@ def answers_section(run: RunFiles) -> str:
             if isinstance(one, dict) and isinstance(one.get("prompt"), str):
                 columns.setdefault(step, {})[one["prompt"]] = str(one.get("answer", ""))
     if not columns:
-        return ""
+        return None
     first, *later = columns.items()
     columns = dict([first, *later[-_MOST_LATER:]])
     prompts = list(dict.fromkeys(one for answers in columns.values() for one in answers))
@@ -31,10 +31,9 @@ def answers_section(run: RunFiles) -> str:
         [prompt, *(one.get(prompt, "") for one in columns.values())]
         for prompt in prompts[:_MOST_PROMPTS]
     ]
-    shown = table(
-        "The most likely tokens, one after the other, until the answer ends or is cut off.",
-        ["prompt", *heads],
-        rows,
+    return Table(
+        caption="The most likely tokens, one after the other, until the answer ends or is cut off.",
+        columns=["prompt", *heads],
+        rows=rows,
         num_text_columns=1 + len(heads),
     )
-    return section("answers", "Answers", shown)

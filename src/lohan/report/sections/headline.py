@@ -6,10 +6,8 @@ Owns their choice, order and wording. A number that no file holds says "not reco
 import math
 from dataclasses import dataclass
 
-from lohan.report.html.markup import shortened
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
-from lohan.report.svg import text_of
 from lohan.simulate.answers.advice import limit_sentence
 from lohan.units import format_bytes, format_bytes_decimal, format_seconds
 from lohan.vocabulary import Tier
@@ -22,50 +20,29 @@ class _Card:
     below: str = ""
 
 
-def headline(run: RunFiles) -> str:
+def headline(run: RunFiles) -> dict[str, object]:
     """A sentence, the cards, and the remarks on files below them."""
-    cards = [
-        _loss(run),
-        _eval_loss(run),
-        _steps(run),
-        _step_seconds(run),
-        _tokens(run),
-        _bottleneck(run),
-        _written(run),
-        _memory(run),
-    ]
-    shown = "".join(_html(card) for card in cards)
-    return f"{_first_sentence(run)}<dl class=cards>{shown}</dl>{_remarks(run)}"
-
-
-def _first_sentence(run: RunFiles) -> str:
     found = facts.bottleneck(run)
-    if found is None:
-        return ""
-    return f"<p class=verdict>{text_of(limit_sentence(*found, facts.advice(run)))}</p>"
-
-
-def _html(card: _Card) -> str:
-    value = (
-        "<dd class=none>not recorded</dd>"
-        if card.value is None
-        else f"<dd>{text_of(shortened(card.value, 80))}</dd>"
-    )
-    below = f"<dd>{text_of(shortened(card.below, 160))}</dd>" if card.below else ""
-    return f"<div><dt>{text_of(card.label)}</dt>{value}{below}</div>"
-
-
-def _remarks(run: RunFiles) -> str:
-    said = list(run.remarks)
+    remarks = list(run.remarks)
     if run.summary is None:
-        said.append(
+        remarks.append(
             "There is no usable summary.json: the run is still going on, or it was stopped before "
             "its end."
         )
-    if not said:
-        return ""
-    lines = "".join(f"<li>{text_of(shortened(remark, 600))}</li>" for remark in said[:30])
-    return f"<ul class=remarks>{lines}</ul>"
+    return {
+        "verdict": found and limit_sentence(*found, facts.advice(run)),
+        "cards": [
+            _loss(run),
+            _eval_loss(run),
+            _steps(run),
+            _step_seconds(run),
+            _tokens(run),
+            _bottleneck(run),
+            _written(run),
+            _memory(run),
+        ],
+        "remarks": remarks,
+    }
 
 
 def _loss(run: RunFiles) -> _Card:

@@ -7,7 +7,7 @@ page stays small however long a trace is.
 import re
 from dataclasses import replace
 
-from lohan.report.html.markup import not_recorded, note, section, table
+from lohan.report.html.markup import Table, as_markup
 from lohan.report.lane_chart import lane_chart_svg
 from lohan.report.run_files import RunFiles
 from lohan.report.steady_steps import SteadySteps, num_whole_steps, steady_steps
@@ -20,34 +20,23 @@ _MOST_STEPS = 2
 _HINT = re.compile(r"<title>[^<]*</title>")
 
 
-def lanes_section(run: RunFiles) -> str:
-    """The picture, and both traces in numbers."""
+def lanes(run: RunFiles) -> dict[str, object]:
+    """The picture, and both traces in numbers; no table where there is neither."""
+    files = {"Predicted": "predicted_trace.json", "Measured": "trace.json"}
     traces = {"Predicted": run.predicted, "Measured": run.measured}
     present = {name: trace for name, trace in traces.items() if trace is not None and trace.spans}
-    missing = "".join(
-        not_recorded(f"{name} lanes", file)
-        for name, file in (("Predicted", "predicted_trace.json"), ("Measured", "trace.json"))
-        if name not in present
-    )
+    missing = [(name, file) for name, file in files.items() if name not in present]
     if not present:
-        return section("lanes", "Lanes over time", missing)
+        return {"missing": missing, "table": None}
     num_steps = min(_MOST_STEPS, *(num_whole_steps(trace) for trace in present.values()))
     cuts = {name: steady_steps(trace, num_steps) for name, trace in present.items()}
     picture, said = _picture(present, cuts)
-    explained = (
-        "Each row is a lane; a box is a task in the colour of its kind, and pointing at one tells "
-        "its story. Time 0 is where the first step shown begins on the GPU lane."
-    )
-    return section(
-        "lanes",
-        "Lanes over time",
-        note(" ".join([explained, *said])),
-        '<p class="note sideways">The picture is wide: move it sideways.</p>',
-        '<div class="scroll lanes" tabindex=0 role=region aria-label="Lanes over time, a wide '
-        f'picture">{picture}</div>',
-        missing,
-        _table(cuts),
-    )
+    return {
+        "missing": missing,
+        "picture": as_markup(picture),
+        "said": "".join(f" {words}" for words in said),
+        "table": _table(cuts),
+    }
 
 
 def _picture(present: dict[str, Trace], cuts: dict[str, SteadySteps]) -> tuple[str, list[str]]:
@@ -92,7 +81,7 @@ def _only(trace: Trace, ranks: frozenset[int]) -> Trace:
     )
 
 
-def _table(cuts: dict[str, SteadySteps]) -> str:
+def _table(cuts: dict[str, SteadySteps]) -> Table:
     columns = ["lane"]
     by_trace: list[dict[str, LaneSummary]] = []
     labels: dict[str, None] = {}
@@ -108,7 +97,8 @@ def _table(cuts: dict[str, SteadySteps]) -> str:
         [label, *(cell for lanes in by_trace for cell in _cells(lanes.get(label)))]
         for label in labels
     ]
-    return table(f"Lanes in numbers: {', '.join(times)}", columns, rows)
+    caption = f"Lanes in numbers: {', '.join(times)}"
+    return Table(caption=caption, columns=columns, rows=rows)
 
 
 def _cells(lane: LaneSummary | None) -> list[str]:

@@ -5,12 +5,11 @@ Owns the reading of a saved plan's ledger, and the bars and tables made from it.
 
 from collections.abc import Mapping
 
-from lohan.report.html.markup import not_recorded, note, section, shortened, table
+from lohan.report.html.markup import Table, shortened
 from lohan.report.html.stacked_bar import NUM_COLOURS, BarPiece, Mark, stacked_bar
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
 from lohan.report.sections.headline import format_share
-from lohan.report.svg import text_of
 from lohan.units import format_bytes, format_bytes_decimal
 from lohan.vocabulary import Tier
 
@@ -18,19 +17,10 @@ _BUDGET = "budget"
 _MOST_LINES = 40
 
 
-def memory_section(run: RunFiles) -> str:
-    """One bar and one table per tier."""
+def memory(run: RunFiles) -> list[dict[str, object]]:
+    """One bar per tier."""
     by_tier = _ledger(run.plan)
-    if not by_tier:
-        return section("memory", "Memory per tier", not_recorded("The ledger", "plan.json"))
-    bars = [
-        _tier(tier, lines, facts.peak_bytes(run, tier)) for tier, lines in by_tier.items() if lines
-    ]
-    explained = (
-        "What the plan sets aside, as the most each purpose can hold at one moment. The dashed "
-        "line is what is allowed, the solid one the measured peak, where one was recorded."
-    )
-    return section("memory", "Memory per tier", note(explained), *bars)
+    return [_tier(tier, lines, facts.peak_bytes(run, tier)) for tier, lines in by_tier.items()]
 
 
 def _ledger(plan: Mapping[str, object] | None) -> dict[Tier, list[tuple[str, int]]]:
@@ -46,7 +36,7 @@ def _ledger(plan: Mapping[str, object] | None) -> dict[Tier, list[tuple[str, int
     return {tier: lines for tier, lines in found.items() if lines}
 
 
-def _tier(tier: Tier, lines: list[tuple[str, int]], peak: int | None) -> str:
+def _tier(tier: Tier, lines: list[tuple[str, int]], peak: int | None) -> dict[str, object]:
     budget = next((nbytes for purpose, nbytes in lines if purpose == _BUDGET), None)
     uses = sorted(
         ((purpose, nbytes) for purpose, nbytes in lines if purpose != _BUDGET),
@@ -75,22 +65,20 @@ def _tier(tier: Tier, lines: list[tuple[str, int]], peak: int | None) -> str:
     verdict.append(
         f"peak {format_bytes(peak)} measured" if peak is not None else "peak not recorded"
     )
-    legend = "".join(
-        f'<li><span class="key block c{piece.colour}"></span>{text_of(piece.hint)}</li>'
-        for piece in pieces
-    )
-    return (
-        f'<figure class=tier><figcaption id="{anchor}-title">{tier.value} '
-        f"<span class=note>{text_of(', '.join(verdict))}</span></figcaption>"
-        f"{stacked_bar(anchor, pieces, marks)}<ul class=legend>{legend}</ul></figure>"
-    )
+    return {
+        "anchor": anchor,
+        "name": tier.value,
+        "verdict": ", ".join(verdict),
+        "bar": stacked_bar(anchor, pieces, marks),
+        "pieces": pieces,
+    }
 
 
 def _colour(number: int) -> int:
     return number % NUM_COLOURS + 1
 
 
-def wear_section(run: RunFiles) -> str:
+def wear(run: RunFiles) -> dict[str, object]:
     """Bytes of the whole run and what they mean for the drives."""
     rows: list[list[str]] = []
     is_estimate = False
@@ -107,8 +95,6 @@ def wear_section(run: RunFiles) -> str:
                 "-" if per_step is None else format_bytes_decimal(per_step),
             ]
         )
-    if not rows:
-        return section("wear", "Bytes and endurance", not_recorded("SSD traffic", "log.jsonl"))
     said = []
     if is_estimate:
         said.append("Totals are worked out from the logged steps, each for those up to it.")
@@ -121,9 +107,8 @@ def wear_section(run: RunFiles) -> str:
             f"{format_bytes_decimal(run.machine.ssd_endurance_bytes)} that are "
             f"{run.machine.drives_life}."
         )
-    return section(
-        "wear",
-        "Bytes and endurance",
-        table("SSD traffic", ["what", "whole run", "per step, median"], rows),
-        note(" ".join(said)),
-    )
+    columns = ["what", "whole run", "per step, median"]
+    return {
+        "table": Table(caption="SSD traffic", columns=columns, rows=rows),
+        "said": " ".join(said),
+    }

@@ -8,9 +8,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from lohan.report.html.markup import folded, not_recorded, note, section, shortened, table
+from lohan.hardware.machine import Machine
+from lohan.report.html.markup import Table, shortened
 from lohan.report.run_files import RunFiles
-from lohan.report.svg import text_of
 from lohan.units import format_bytes, format_count, format_rate
 
 _MOST_ROWS = 600
@@ -22,38 +22,30 @@ _SECRET = re.compile(
 )
 
 
-def plan_section(run: RunFiles) -> str:
+def plan_words(run: RunFiles) -> str:
     """The plan in words, as it was printed before the first step."""
-    words = (run.plan_words or "").strip()
-    if not words:
-        return section("plan", "The plan in words", not_recorded("The plan", "plan.txt"))
-    text = text_of(shortened(words, _LONGEST_TEXT))
-    return section("plan", "The plan in words", f"<pre>{text}</pre>")
+    return shortened((run.plan_words or "").strip(), _LONGEST_TEXT)
 
 
-def settings_section(run: RunFiles) -> str:
-    """Configuration, machine and versions."""
-    return section(
-        "configuration", "Configuration", _machine(run), _versions(run), _configuration(run)
-    )
-
-
-def _configuration(run: RunFiles) -> str:
-    if run.config is None and run.config_words:
-        words = "\n".join(map(_without_secret, run.config_words.strip().splitlines()))
-        return folded(
-            "Resolved configuration", f"<pre>{text_of(shortened(words, _LONGEST_TEXT))}</pre>"
-        )
+def configuration(run: RunFiles) -> dict[str, object]:
+    """The resolved configuration as a table, or else as text."""
     if run.config is None:
-        return not_recorded("The resolved configuration", "resolved_config.json")
+        lines = (run.config_words or "").strip().splitlines()
+        words = "\n".join(map(_without_secret, lines))
+        return {"table": None, "words": shortened(words, _LONGEST_TEXT)}
     settings = {key: value for key, value in run.config.items() if key != "versions"}
     rows = list(_flattened(settings))
     kept = _first_letters([[shortened(cell) for cell in row] for row in rows[:_MOST_ROWS]])
-    said = ""
-    if len(kept) < len(rows):
-        said = note(f"{len(rows) - len(kept):,} more settings are in resolved_config.json.")
-    shown = table("Settings of the run", ["setting", "value"], kept, num_text_columns=2)
-    return folded(f"Resolved configuration ({len(rows):,} settings)", shown + said)
+    num_left = len(rows) - len(kept)
+    return {
+        "num_settings": f"{len(rows):,}",
+        "table": _texts("Settings of the run", ["setting", "value"], kept),
+        "said": f"{num_left:,} more settings are in resolved_config.json." if num_left else "",
+    }
+
+
+def _texts(caption: str, columns: list[str], rows: list[list[str]]) -> Table:
+    return Table(caption=caption, columns=columns, rows=rows, num_text_columns=2)
 
 
 def _first_letters(rows: list[list[str]]) -> list[list[str]]:
@@ -92,10 +84,8 @@ def _plain(value: object) -> str:
         return "(cannot be shown)"
 
 
-def _machine(run: RunFiles) -> str:
-    machine = run.machine
-    if machine is None:
-        return not_recorded("The machine", "machine.json")
+def machine_table(machine: Machine) -> dict[str, object]:
+    """What is in the box, and the figures that were planned with."""
     rows = [
         ["GPU memory", format_bytes(machine.gpu.memory_bytes)],
         ["RAM", format_bytes(machine.ram_bytes)],
@@ -108,15 +98,17 @@ def _machine(run: RunFiles) -> str:
             f"{format_count(machine.cpu_update_parameters_per_second)} parameters/s",
         ],
     ]
-    described = note(f"{machine.name}: {machine.description}")
-    return f"<h3>Machine</h3>{described}" + table("As planned with", ["what", "figure"], rows)
+    return {
+        "said": f"{machine.name}: {machine.description}",
+        "table": Table(caption="As planned with", columns=["what", "figure"], rows=rows),
+    }
 
 
-def _versions(run: RunFiles) -> str:
+def versions(run: RunFiles) -> Table | None:
+    """Versions as the run recorded them."""
     for found in (run.summary, run.config):
-        versions = (found or {}).get("versions")
-        if isinstance(versions, Mapping) and versions:
-            rows = [[str(name), _plain(version)] for name, version in list(versions.items())[:100]]
-            shown = table("As recorded", ["what", "version"], rows, num_text_columns=2)
-            return f"<h3>Versions</h3>{shown}"
-    return not_recorded("Versions", "summary.json")
+        listed = (found or {}).get("versions")
+        if isinstance(listed, Mapping) and listed:
+            rows = [[str(name), _plain(version)] for name, version in list(listed.items())[:100]]
+            return _texts("As recorded", ["what", "version"], rows)
+    return None

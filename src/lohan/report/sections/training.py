@@ -7,7 +7,7 @@ import math
 
 from lohan.report.html.axis import scientific
 from lohan.report.html.line_chart import Chart, Series, line_chart
-from lohan.report.html.markup import grid, not_recorded, section, shortened
+from lohan.report.html.markup import shortened
 from lohan.report.html.thinning import Column, running_mean
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
@@ -19,12 +19,12 @@ _LANE_COLOURS = {lane.value: number for number, lane in enumerate(Lane, start=1)
 _OTHER_COLOUR = 8
 
 
-def training_section(run: RunFiles) -> str:
+def training(run: RunFiles) -> dict[str, object]:
     """Loss, evaluation loss, learning rate, gradient norm."""
     log = facts.log_of(run)
     loss = log.column("loss")
-    charts = [
-        line_chart(
+    return {
+        "loss": line_chart(
             Chart(
                 anchor="loss",
                 title="Loss",
@@ -36,32 +36,30 @@ def training_section(run: RunFiles) -> str:
                 format_value=lambda value: f"{value:.4g}",
                 starts_at_zero=False,
             )
-        )
-    ]
-    small = grid(
-        line_chart(
-            Chart(
-                anchor="learning-rate",
-                title="Learning rate",
-                steps=log.steps,
-                series=(Series(name="rate", values=log.column("learning_rate"), colour=3),),
-                format_value=scientific,
-                is_small=True,
-            )
         ),
-        line_chart(
-            Chart(
-                anchor="grad-norm",
-                title="Gradient norm, before clipping",
-                steps=log.steps,
-                series=(Series(name="norm", values=log.column("grad_norm"), colour=5),),
-                format_value=lambda value: f"{value:.4g}",
-                is_small=True,
-            )
-        ),
-    )
-    content = "".join(charts) + small or not_recorded("Loss", "log.jsonl")
-    return section("training", "Training", content)
+        "small": [
+            line_chart(
+                Chart(
+                    anchor="learning-rate",
+                    title="Learning rate",
+                    steps=log.steps,
+                    series=(Series(name="rate", values=log.column("learning_rate"), colour=3),),
+                    format_value=scientific,
+                    is_small=True,
+                )
+            ),
+            line_chart(
+                Chart(
+                    anchor="grad-norm",
+                    title="Gradient norm, before clipping",
+                    steps=log.steps,
+                    series=(Series(name="norm", values=log.column("grad_norm"), colour=5),),
+                    format_value=lambda value: f"{value:.4g}",
+                    is_small=True,
+                )
+            ),
+        ],
+    }
 
 
 def _loss_series(loss: Column) -> tuple[Series, ...]:
@@ -79,11 +77,11 @@ def _loss_series(loss: Column) -> tuple[Series, ...]:
     )
 
 
-def speed_section(run: RunFiles) -> str:
+def speed(run: RunFiles) -> list[str]:
     """Seconds per step, tokens per second, bytes per second."""
     log = facts.log_of(run)
     seconds = log.column("step_seconds")
-    charts = grid(
+    return [
         line_chart(
             Chart(
                 anchor="step-seconds",
@@ -149,8 +147,7 @@ def speed_section(run: RunFiles) -> str:
                 is_small=True,
             )
         ),
-    )
-    return section("speed", "Speed", charts or not_recorded("Step times", "log.jsonl"))
+    ]
 
 
 def _lanes(found: list[str]) -> list[str]:

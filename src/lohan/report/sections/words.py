@@ -3,7 +3,7 @@
 Owns the explanations; a reader of a report need not have read anything else.
 """
 
-from lohan.report.html.markup import section, table
+from lohan.report.html.markup import Table
 
 _WORDS = {
     "P16": "the weights in the 16-bit format a step computes with",
@@ -21,9 +21,9 @@ _WORDS = {
 }
 
 
-def words_section() -> str:
-    """What the words of this page mean."""
-    rows = [[word, meaning] for word, meaning in _WORDS.items()]
-    return section(
-        "words", "Words", table("Used on this page", ["word", "meaning"], rows, num_text_columns=2)
-    )
+WORDS_TABLE = Table(
+    caption="Used on this page",
+    columns=["word", "meaning"],
+    rows=[[word, meaning] for word, meaning in _WORDS.items()],
+    num_text_columns=2,
+)

@@ -70,12 +70,12 @@ class DriveSettings:
     deep enough for those that do not; measuring a drive gives better ones.
     """
 
+    block_bytes: int = 4 * MIB
+    """Larger requests are cut into blocks of this size."""
     max_requests: int = 8
     """Blocks in flight."""
     max_bytes: int = 32 * MIB
     """Their bytes together. A single block always passes."""
-    block_bytes: int = 4 * MIB
-    """Larger requests are cut into blocks of this size."""
     mixing: Mixing = Mixing.DUPLEX
     fairness_bytes: int = 256 * MIB
     """On a simplex drive: bytes of one direction before the other gets its turn."""

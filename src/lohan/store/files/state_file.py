@@ -105,6 +105,7 @@ class StateFile:
             CheckpointError: the extents contradict each other.
             StorageError: a file is missing or too short.
         """
+        # Kept apart, each lies on one drive, so that damage is found where it is.
         table = ChecksumTable(
             tuple(
                 Stretch(offset_bytes=piece.offset_bytes, nbytes=piece.nbytes, checksum=checksum)
@@ -121,11 +122,7 @@ class StateFile:
             extents=tuple(sorted(extents.values())),
             checksums=table,
         )
-        file = StripedFile.attach(run, record.to_json(), engine=engine, drives=drives)
-        # The saved form joins checksums to one per extent. Kept apart, each lies on one drive, so
-        # that damage is found where it is.
-        for stretch in table.stretches():
-            file.checksums.record(stretch)
+        file = StripedFile.attach(run, record, engine=engine, drives=drives)
         return cls(layout, file, extents)
 
     @property

@@ -1,10 +1,5 @@
-"""Script of a page: shows the numbers under the pointer. Everything else works without it.
-
-Owns that one behaviour. It reads what `line_chart` put beside each chart and writes texts only as
-texts, so nothing from a file can become markup.
-"""
-
-SCRIPT = """
+// Shows the numbers under the pointer; everything else works without it. It reads what stands
+// beside each chart and writes texts only as texts, so nothing from a file can become markup.
 "use strict";
 for (const chart of document.querySelectorAll(".chart")) {
   const source = chart.querySelector("script");
@@ -69,4 +64,3 @@ for (const chart of document.querySelectorAll(".chart")) {
     show(Math.max(0, Math.min(content.steps.length - 1, row < 0 ? 0 : row + by)));
   });
 }
-"""
