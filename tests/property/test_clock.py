@@ -9,9 +9,10 @@ from lohan.hardware.machine import Machine
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.plan import Plan, Workload, make_plan
+from lohan.plan.plan_load import planned_load
 from lohan.simulate import replay, settled_schedule, simulate_plan
 from lohan.simulate.durations import Durations
-from support.best_choices import planned_load, planned_stage_seconds
+from support.best_choices import planned_stage_seconds
 from support.random_plans import random_plan
 from support.slow_clock import exact_times
 

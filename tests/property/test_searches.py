@@ -8,11 +8,11 @@ import pytest
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.plan import Plan, Workload, make_plan
+from lohan.plan.plan_load import planned_load
 from lohan.plan.policies.published import activation_ram_bytes
 from support.best_choices import (
     best_estimate,
     best_stage_seconds,
-    planned_load,
     planned_stage_seconds,
 )
 from support.random_plans import random_block, random_machine

@@ -15,10 +15,11 @@ from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.plan.plan import Plan
-from lohan.plan.policies import POLICY_NAMES, make_plan
+from lohan.plan.policies import POLICY_NAMES
 from lohan.plan.policies.ours import OURS
 from lohan.plan.workload import Workload
 from lohan.simulate import SimulatedStep, simulate_plan
+from lohan.simulate.choose import best_plan
 from lohan.simulate.quick import quick_step
 from lohan.simulate.reproduce import BATCHES
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
@@ -139,7 +140,7 @@ def comparison_of(
         own = replace(workload, clips_gradients=clips_ours and policy == OURS.name)
         if finds_best_batch:
             own = best_workload(policy, machine, shape, own)
-        plan = make_plan(policy, machine, shape, own)
+        plan = best_plan(policy, machine, shape, own)
         step = simulate_plan(plan, machine) if plan.ledger.fits else None
         rows.append(Compared(policy=policy, plan=plan, step=step))
     return Comparison(
@@ -156,7 +157,7 @@ def best_workload(policy: str, machine: Machine, shape: ModelShape, workload: Wo
     best, best_speed = replace(workload, batch=machine.num_gpus), 0.0
     for per_gpu in BATCHES:
         candidate = replace(workload, batch=per_gpu * machine.num_gpus)
-        plan = make_plan(policy, machine, shape, candidate)
+        plan = best_plan(policy, machine, shape, candidate)
         if not plan.ledger.fits:
             break  # What a larger batch needs is never less.
         speed = quick_step(plan, machine).tokens_per_second

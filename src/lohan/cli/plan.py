@@ -76,6 +76,7 @@ def plan(
     from lohan.cli.request import parse_tokens, request_of
     from lohan.cli.run_words import run_words
     from lohan.simulate import simulate_plan
+    from lohan.simulate.choose import Judge
     from lohan.simulate.quick import QUICK_STEPS
 
     words = run_words(what, model, ctx.args)
@@ -97,11 +98,12 @@ def plan(
         if tokens is None and words.num_steps is not None
         else parse_tokens(tokens or DEFAULT_TOKENS)
     )
-    made = plan_of(request)
+    judge = Judge(is_thorough=False)
+    made = plan_of(request, judge)
     answer = Answer(request=request, plan=made)
     if made.ledger.fits:
         step = simulate_plan(made, request.machine, num_steps=QUICK_STEPS)
-        answer = with_step(answer, step, num_tokens)
+        answer = with_step(answer, step, num_tokens, judge)
     answer = with_limits(answer)
     if json:
         print_json(answer.to_fields())

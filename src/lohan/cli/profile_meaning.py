@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from lohan.errors import LohanError
 from lohan.hardware.machine import Machine
 from lohan.model.names import shape_of
-from lohan.plan.policies import make_plan
 from lohan.plan.policies.ours import OURS
 from lohan.plan.workload import Workload
+from lohan.simulate.choose import best_plan
 from lohan.simulate.quick import quick_step
 from lohan.simulate.result import SimulatedStep
 
@@ -57,7 +57,7 @@ def meaning_of(machine: Machine) -> Meaning | None:
             try:
                 shape = shape_of(model, sequence=_SEQUENCE)
                 workload = Workload(batch=batch, sequence=_SEQUENCE, clips_gradients=True)
-                plan = make_plan(OURS.name, machine, shape, workload)
+                plan = best_plan(OURS.name, machine, shape, workload)
                 if not plan.ledger.fits:
                     continue
                 step = quick_step(plan, machine)

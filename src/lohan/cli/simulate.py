@@ -72,6 +72,7 @@ def simulate(
     from lohan.cli.plan_tables import show_answer
     from lohan.cli.request import parse_tokens, request_of
     from lohan.cli.timeline import check_steps, timeline_of
+    from lohan.simulate.choose import Judge
 
     check_steps(steps)
     check_outputs((trace, svg, schedule), force=force)
@@ -88,12 +89,13 @@ def simulate(
         policy=policy,
         clip=clip,
     )
-    made = plan_of(request)
+    judge = Judge(is_thorough=False)
+    made = plan_of(request, judge)
     answer = Answer(request=request, plan=made)
     written: dict[str, str] = {}
     if made.ledger.fits:
         timeline = timeline_of(made, request.machine, num_steps=steps)
-        answer = with_step(answer, timeline.step, num_tokens)
+        answer = with_step(answer, timeline.step, num_tokens, judge)
         for path, make in (
             (trace, timeline.chrome),
             (svg, timeline.svg),

@@ -16,6 +16,7 @@ from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import system_named
+from lohan.plan.policies.lesser import drive_counts, with_drives_of
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
 from lohan.plan.pools import part_parameters, trained_parameters, update_parts
 from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
@@ -30,6 +31,7 @@ from lohan.runtime.write_limit import (
     dearer_writes,
     fastest_within,
 )
+from lohan.simulate.choose import best_of
 from lohan.simulate.quick import quick_step
 from lohan.store import (
     ComputeFormat,
@@ -109,11 +111,10 @@ def plan_run(
     found = planning.plans(budgets)
     if not found:
         raise planning.refusal(budgets, sizes)
-    candidates = [
-        Candidate(plan=plan, machine=used, step=quick_step(plan, used)) for plan, used in found
-    ]
     # A run that is going on ends by what it has written, not by what is predicted.
-    best = fastest_within(candidates, budgets.writes, is_binding=fixed_residents is None)
+    best = fastest_within(_judged(found), budgets.writes, is_binding=fixed_residents is None)
+    if fixed_residents is None and budgets.writes is None:
+        best = best_of([best, *_judged(planning.others(best.machine, budgets))])
     seconds, plan, used = best.step.step_seconds, best.plan, best.machine
     if fixed_residents is not None:
         plan = replace(
@@ -132,6 +133,10 @@ def plan_run(
         seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
         ssd_bytes=best.step.read_bytes + best.step.written_bytes,
     )
+
+
+def _judged(found: Sequence[tuple[Plan, Machine]]) -> list[Candidate]:
+    return [Candidate(plan=plan, machine=used, step=quick_step(plan, used)) for plan, used in found]
 
 
 def seconds_of(plan: Plan, machine: Machine) -> float:
@@ -171,6 +176,16 @@ class _Planning:
             for price in WRITE_PRICES if is_limited else WRITE_PRICES[:1]:
                 with contextlib.suppress(DoesNotFit):
                     found.append((self._plan_on(dearer_writes(used, price), budgets), used))
+        return found
+
+    def others(self, machine: Machine, budgets: Budgets) -> list[tuple[Plan, Machine]]:
+        """Plans for fewer drives within the budgets, for the machine as it is."""
+        if callable(self.policy) or not system_named(self.policy).uses_residency:
+            return []
+        found = []
+        for count in drive_counts(len(machine.ssds))[1:]:
+            with contextlib.suppress(DoesNotFit):
+                found.append((self._plan_on(with_drives_of(machine, count), budgets), machine))
         return found
 
     def refusal(self, budgets: Budgets, sizes: BatchSizes) -> DoesNotFit:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from lohan.hardware.machine import Machine
 from lohan.plan.limits import Question
 from lohan.plan.plan import Plan
-from lohan.plan.policies import make_plan
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
-from lohan.simulate.batch_advice import FASTER, advised, batch_choices
+from lohan.simulate.batch_advice import FASTER, advised, batch_choices, simulated_by
 from lohan.simulate.bottleneck import GPU_WORDS, PROCESSOR_WORDS, plain_limit
-from lohan.simulate.quick import quick_step
+from lohan.simulate.choose import Judge
 from lohan.simulate.what_if import what_ifs
 from lohan.vocabulary import Tier
 
@@ -53,19 +52,20 @@ def advice_for(question: Question) -> list[Advice] | None:
     Raises:
         ConfigError: it cannot be planned.
     """
-    plan = make_plan(question.policy, question.machine, question.shape, question.workload)
-    if not plan.ledger.fits:
+    judge = Judge()
+    taken = judge.best(question)
+    if taken is None:
         return None
-    now = quick_step(plan, question.machine)
+    now = taken.step
     # The best of those that change the machine or a setting, and a larger batch for itself: what
     # that does to learning is the user's to judge.
     found = [
         Advice(change=one.change.partition(" (")[0], factor=one.factor)
-        for one in what_ifs(question, now)
+        for one in what_ifs(question, now, taken.plan, judge)
         if not one.option.startswith("--batch") and (one.factor or 0.0) >= _WORTH_BUYING
         if one.factor is not None
     ][:1]
-    batch = advised(batch_choices(question, now))
+    batch = advised(batch_choices(question, now, simulated_by(judge)))
     if batch.faster >= FASTER:
         found.append(Advice(change=f"a batch of {batch.batch:,} rows", factor=batch.faster))
     return sorted(found, key=lambda one: -one.factor)

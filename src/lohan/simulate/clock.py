@@ -95,6 +95,12 @@ class Clock:
                 if not lessees or lessees[-1] != task.id:
                     lessees.append(task.id)
                 self._pools_of[task.lane][lease.pool] = None
+        self._lanes_of: dict[str, list[Lane]] = {name: [] for name in schedule.pools}
+        for lane, pools in self._pools_of.items():
+            for name in pools:
+                self._lanes_of[name].append(lane)
+        # Lanes for which something has changed since they found nothing to start.
+        self._stirred = set(schedule.lanes)
         self._next = dict.fromkeys(schedule.lanes, 0)
         self._running: dict[Lane, TaskId] = {}
         self._left: dict[Lane, float] = {}
@@ -135,6 +141,7 @@ class Clock:
 
     def _make_ready(self, task: Task) -> None:
         self._is_ready[task.id] = True
+        self._stirred.add(task.lane)
         if not task.leases:
             heapq.heappush(self._free[task.lane], (task.priority, task.id))
 
@@ -149,8 +156,9 @@ class Clock:
 
     def _start_all(self, now: float, by_priority: bool) -> None:
         for lane in self._next:
-            if lane in self._running:
+            if lane in self._running or lane not in self._stirred:
                 continue
+            self._stirred.discard(lane)
             task = self._pick(lane) if by_priority else self._listed(lane)
             if task is not None:
                 self._start(task, now)
@@ -202,8 +210,11 @@ class Clock:
         self._left[task.lane] = self._work[task.id]
         self.result.start_seconds[task.id] = now
         self.result.order[task.lane].append(task.id)
+        if not task.leases:
+            return
         for pool_name in {lease.pool for lease in task.leases}:
             self._granted[pool_name] += 1
+            self._stirred.update(self._lanes_of[pool_name])
         for lease in task.leases:
             pool = self._pools[lease.pool]
             givers = pool.take(lease.nbytes)
@@ -213,10 +224,12 @@ class Clock:
 
     def _finish(self, lane: Lane, now: float) -> None:
         task = self._tasks[self._running.pop(lane)]
+        self._stirred.add(lane)
         self.result.end_seconds[task.id] = now
         for lease in task.returns:
             pool = self._pools[lease.pool]
             pool.give(lease.nbytes, task.id)
+            self._stirred.update(self._lanes_of[lease.pool])
             self.result.usage.append((now, lease.pool, pool.capacity - pool.free))
         for follower in self._followers[task.id]:
             self._waiting_for[follower] -= 1
