@@ -16,7 +16,7 @@ from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import system_named
-from lohan.plan.policies.lesser import drive_counts, with_drives_of
+from lohan.plan.policies.lesser import lesser_requests
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
 from lohan.plan.pools import part_parameters, trained_parameters, update_parts
 from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
@@ -31,7 +31,7 @@ from lohan.runtime.write_limit import (
     dearer_writes,
     fastest_within,
 )
-from lohan.simulate.choose import best_of
+from lohan.simulate.choose import best_of, fitted
 from lohan.simulate.quick import quick_step
 from lohan.store import (
     ComputeFormat,
@@ -114,7 +114,7 @@ def plan_run(
     # A run that is going on ends by what it has written, not by what is predicted.
     best = fastest_within(_judged(found), budgets.writes, is_binding=fixed_residents is None)
     if fixed_residents is None and budgets.writes is None:
-        best = best_of([best, *_judged(planning.others(best.machine, budgets))])
+        best = best_of([best, *_judged(planning.others(best, budgets))])
     seconds, plan, used = best.step.step_seconds, best.plan, best.machine
     if fixed_residents is not None:
         plan = replace(
@@ -178,14 +178,15 @@ class _Planning:
                     found.append((self._plan_on(dearer_writes(used, price), budgets), used))
         return found
 
-    def others(self, machine: Machine, budgets: Budgets) -> list[tuple[Plan, Machine]]:
-        """Plans for fewer drives within the budgets, for the machine as it is."""
+    def others(self, best: Candidate, budgets: Budgets) -> list[tuple[Plan, Machine]]:
+        """Plans for less within the budgets, as candidates beside the best for the machine."""
         if callable(self.policy) or not system_named(self.policy).uses_residency:
             return []
         found = []
-        for count in drive_counts(len(machine.ssds))[1:]:
+        for machine, workload in lesser_requests(best.machine, self.workload):
             with contextlib.suppress(DoesNotFit):
-                found.append((self._plan_on(with_drives_of(machine, count), budgets), machine))
+                plan = replace(self, workload=workload)._plan_on(machine, budgets)
+                found.append((fitted(plan, best.plan), best.machine))
         return found
 
     def refusal(self, budgets: Budgets, sizes: BatchSizes) -> DoesNotFit:
