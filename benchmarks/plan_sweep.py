@@ -4,8 +4,8 @@
 
 Plans and simulates every case of the sweep and compares each with its neighbours that have less:
 the next smaller RAM, fewer drives, clipping instead of none. Prints the worst cases, a table by
-kind and one JSON object as its last line. Exit code 1 if there is a violation. Tokens per second that
-fall with a larger batch are counted apart: its activations take the RAM that states had.
+kind and one JSON object as its last line. Exit code 1 if there is a violation. Tokens per second
+that fall with a larger batch are counted apart: its activations take the RAM that states had.
 """
 
 import argparse

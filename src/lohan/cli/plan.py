@@ -75,9 +75,10 @@ def plan(
     from lohan.cli.plan_tables import show_answer
     from lohan.cli.request import parse_tokens, request_of
     from lohan.cli.run_words import run_words
-    from lohan.simulate import simulate_plan
+    from lohan.schedule.build import build_schedule
+    from lohan.schedule.check import check_serial
     from lohan.simulate.choose import Judge
-    from lohan.simulate.quick import QUICK_STEPS
+    from lohan.simulate.quick import uncollected
 
     words = run_words(what, model, ctx.args)
     request = request_of(
@@ -99,12 +100,14 @@ def plan(
         else parse_tokens(tokens or DEFAULT_TOKENS)
     )
     judge = Judge(is_thorough=False)
-    made = plan_of(request, judge)
-    answer = Answer(request=request, plan=made)
-    if made.ledger.fits:
-        step = simulate_plan(made, request.machine, num_steps=QUICK_STEPS)
-        answer = with_step(answer, step, num_tokens, judge)
-    answer = with_limits(answer)
+    with uncollected():
+        made = plan_of(request, judge)
+        answer = Answer(request=request, plan=made)
+        taken = judge.best(request.question)
+        if taken is not None:
+            check_serial(build_schedule(taken.plan, num_steps=2))
+            answer = with_step(answer, taken.step, num_tokens, judge)
+        answer = with_limits(answer)
     if json:
         print_json(answer.to_fields())
     else:

@@ -124,20 +124,32 @@ class Clock:
             self._start_all(now, by_priority)
             if not self._running:
                 raise self._stuck(done)
-            speeds = self._speeds()
-            step = min(self._left[lane] / speeds[lane] for lane in self._running)
+            step = self._advance()
             now += step
-            finished = []
-            for lane in self._running:
-                left = self._left[lane] - step * speeds[lane]
+            finished = [
+                lane
+                for lane, left in self._left.items()
                 # Rounding of the subtraction must not leave a sliver of a task behind.
-                if left <= 1e-12 * (1.0 + self._work[self._running[lane]]):
-                    finished.append(lane)
-                self._left[lane] = left
+                if left <= 1e-12 * (1.0 + self._work[self._running[lane]])
+            ]
             for lane in finished:
                 self._finish(lane, now)
                 done += 1
         return self.result
+
+    def _advance(self) -> float:
+        """Let every running task go on until the first one ends; returns the seconds."""
+        left = self._left
+        speeds = self._speeds()
+        if not speeds:
+            step = min(left.values())
+            for lane in left:
+                left[lane] -= step
+            return step
+        step = min(work / speeds.get(lane, 1.0) for lane, work in left.items())
+        for lane in left:
+            left[lane] -= step * speeds.get(lane, 1.0)
+        return step
 
     def _make_ready(self, task: Task) -> None:
         self._is_ready[task.id] = True
@@ -224,6 +236,7 @@ class Clock:
 
     def _finish(self, lane: Lane, now: float) -> None:
         task = self._tasks[self._running.pop(lane)]
+        del self._left[lane]
         self._stirred.add(lane)
         self.result.end_seconds[task.id] = now
         for lease in task.returns:
@@ -237,8 +250,9 @@ class Clock:
                 self._make_ready(self._tasks[follower])
 
     def _speeds(self) -> dict[Lane, float]:
+        """Speeds of running lanes that are not at their full one."""
         running = self._running
-        speeds = dict.fromkeys(running, 1.0)
+        speeds: dict[Lane, float] = {}
         if not self._is_ssd_duplex and Lane.SSD_READ in running and Lane.SSD_WRITE in running:
             # Simplex drives take turns: each direction has the drives half of the time.
             speeds[Lane.SSD_READ] = speeds[Lane.SSD_WRITE] = 0.5

@@ -1,7 +1,7 @@
 """A shorter simulation for comparing many plans: fewer steps, no checks.
 
-Step times equal those of `simulate_plan`; only what proves the schedule is left out. Called for
-what-ifs and sweeps, never for the answer itself.
+Step times equal those of `simulate_plan`; only what proves the schedule is left out. Called to
+judge plans, for what-ifs and sweeps; whoever tells its step as an answer checks the schedule.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
         ScheduleError: if the tasks cannot run.
     """
     rates = plan.system.rates
-    with _uncollected():
+    with uncollected():
         schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else QUICK_STEPS)
         clock = Clock(
             schedule,
@@ -39,7 +39,7 @@ def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No garbage collection: ten thousand tasks make no cycles, and looking for some takes as long
     as a third of making them."""
     was_enabled = gc.isenabled()
