@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from lohan.simulate.choose import EQUALLY_FAST
 from support.command_line import Ran, run_lohan
 
 PLANS_THAT_DO_NOT_FIT = (
@@ -78,7 +79,10 @@ def test_every_what_if_gives_what_it_promised(words: str) -> None:
         assert followed.fields["fits"] == one["fits"]
         if one["fits"]:
             step_seconds = followed.fields["step_seconds"]
-            assert step_seconds == pytest.approx(one["step_seconds"], rel=1e-6)
+            # What is asked for itself is searched more thoroughly than a what-if; no worse, but for
+            # plans that are equally fast to the planner (`EQUALLY_FAST`).
+            assert step_seconds <= one["step_seconds"] * (1 + EQUALLY_FAST)
+            assert step_seconds > 0.85 * one["step_seconds"]
 
 
 def test_what_ifs_beyond_any_machine_are_left_out() -> None:

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.hardware.machine import Machine
+from lohan.model.shape import ModelShape
+from lohan.plan import Plan, Workload, make_plan
 from lohan.vocabulary import Choice
 from support.engine_runs import MIB, EngineCase, all_cases, assert_same, run_case
 from support.pairwise import pairwise
@@ -184,6 +187,29 @@ def test_spilled_gradients_give_the_same_bits(
         ),
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("spills", [True, False])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_a_plan_made_for_clipping_gives_the_same_bits_without_it(
+    model: str, spills: bool, tmp_path: Path
+) -> None:
+    """It is a candidate there: every update is put off, those of shared weights too."""
+
+    def policy(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
+        clipped = replace(workload, clips_gradients=True)
+        plan = make_plan("lohan+", machine, shape, clipped)
+        assert all(block.defers_update for block in plan.blocks)
+        return replace(
+            plan,
+            workload=workload,
+            system=replace(plan.system, spills_gradients=spills),
+            blocks=tuple(replace(block, residents=frozenset()) for block in plan.blocks),
+            gradient_slots=4 if spills else None,
+        )
+
+    case = EngineCase(model=model, policy=policy, max_grad_norm=None, device="emulated")
+    check(case, tmp_path)
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.paper import policy_named
 from lohan.plan import Plan, Workload
+from lohan.plan.plan_load import planned_load
 from lohan.simulate import replay, settled_schedule, simulate_plan
 from lohan.simulate.durations import Durations
-from support.best_choices import planned_load, planned_stage_seconds
+from support.best_choices import planned_stage_seconds
 from support.random_plans import random_plan
 from support.slow_clock import exact_times
 

@@ -12,56 +12,13 @@ import highspy
 from lohan.hardware.machine import Machine
 from lohan.model.shape import INPUT
 from lohan.plan import Plan
-from lohan.plan.block_costs import block_costs
-from lohan.plan.cost import StepLoad, Traffic, stage_seconds, step_load
+from lohan.plan.cost import Traffic, stage_seconds
+from lohan.plan.plan_load import traffic_of
 from lohan.plan.pools import trained_parameters
 from lohan.plan.swap_order import swappable_indices
-from lohan.vocabulary import BlockId, TensorKind, Tier
+from lohan.vocabulary import Tier
 
 GB = 1e9
-
-
-def traffic_of(plan: Plan) -> Traffic:
-    """What a plan's decisions move and compute, block by block: no fluid shares."""
-    trained = trained_parameters(plan.shape)
-    num_gpus = plan.num_gpus
-    costs = [
-        block_costs(
-            plan.block_shape(BlockId(number)),
-            block,
-            plan.batch_per_gpu,
-            plan.workload.sequence,
-            plan.system.skips_unneeded,
-        )
-        for number, block in enumerate(plan.blocks)
-    ]
-    read = written = states = 0
-    for number, block in enumerate(plan.blocks):
-        kind = plan.block_shape(BlockId(number))
-        if TensorKind.P16 not in block.residents:
-            read += 2 * kind.num_parameters
-            written += 2 * trained[number]
-        if TensorKind.OS32 not in block.residents:
-            states += 10 * trained[number]
-    inner = costs[1:-1]
-    return Traffic(
-        forward_flops=sum(cost.forward_flops for cost in costs),
-        backward_flops=sum(cost.backward_flops for cost in costs),
-        recompute_flops=sum(cost.recompute_flops for cost in inner),
-        num_parameters=sum(trained),
-        swapped_bytes=sum(cost.swapped_bytes for cost in costs) * num_gpus,
-        spilled_bytes=sum(cost.to_ssd_bytes for cost in costs) * num_gpus,
-        state_read_bytes=states,
-        state_written_bytes=states + written,
-        weight_read_bytes=read,
-        weight_copy_bytes=2 * plan.shape.num_parameters * num_gpus,
-        gradient_spill_bytes=2 * sum(trained) * plan.system.spills_gradients,
-    )
-
-
-def planned_load(plan: Plan, machine: Machine) -> StepLoad:
-    """The estimate of a plan of `lohan+` as its blocks really decide."""
-    return step_load(machine, traffic_of(plan), clips=plan.workload.clips_gradients)
 
 
 @dataclass

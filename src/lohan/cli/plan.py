@@ -75,9 +75,11 @@ def plan(
     from lohan.cli.reading.run_words import rooms_of, run_words
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.plan_tables import show_answer
-    from lohan.simulate import simulate_plan
+    from lohan.schedule.build import build_schedule
+    from lohan.schedule.check import check_serial
     from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
-    from lohan.simulate.quick import QUICK_STEPS
+    from lohan.simulate.choose import Judge
+    from lohan.simulate.quick import uncollected
 
     words = run_words(what, model, ctx.args)
     request = request_of(
@@ -99,15 +101,18 @@ def plan(
         if tokens is None and words.num_steps is not None
         else parse_tokens(tokens or DEFAULT_TOKENS)
     )
-    made = plan_of(request)
+    judge = Judge(is_thorough=False)
     if ssd:
         words = replace(words, ssd=tuple(ssd))
-    rooms = rooms_of(words, made) if ssds is None else []
-    answer = Answer(request=request, plan=made, rooms=tuple(rooms))
-    if made.ledger.fits:
-        step = simulate_plan(made, request.machine, num_steps=QUICK_STEPS)
-        answer = with_step(answer, step, num_tokens)
-    answer = with_limits(answer, OTHER_POLICIES)
+    with uncollected():
+        made = plan_of(request, judge)
+        rooms = rooms_of(words, made) if ssds is None else []
+        answer = Answer(request=request, plan=made, rooms=tuple(rooms))
+        taken = judge.best(request.question)
+        if taken is not None:
+            check_serial(build_schedule(taken.plan, num_steps=2))
+            answer = with_step(answer, taken.step, num_tokens, judge)
+        answer = with_limits(answer, OTHER_POLICIES)
     if json:
         print_json(answer.to_fields())
     else:

@@ -72,6 +72,7 @@ def simulate(
     from lohan.cli.tables.plan_tables import show_answer
     from lohan.report import lane_chart_svg
     from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
+    from lohan.simulate.choose import Judge
     from lohan.simulate.timeline import timeline_of
 
     check_steps(steps)
@@ -89,12 +90,13 @@ def simulate(
         policy=policy,
         clip=clip,
     )
-    made = plan_of(request)
+    judge = Judge(is_thorough=False)
+    made = plan_of(request, judge)
     answer = Answer(request=request, plan=made)
     written: list[str] = []
     if made.ledger.fits:
         timeline = timeline_of(made, request.machine, num_steps=steps)
-        answer = with_step(answer, timeline.step, num_tokens)
+        answer = with_step(answer, timeline.step, num_tokens, judge)
         for path, make in (
             (trace, timeline.chrome),
             (

@@ -14,6 +14,7 @@ from lohan.plan.plan import Plan
 from lohan.plan.policies import OUR_POLICY, SystemPolicy
 from lohan.plan.workload import Workload
 from lohan.simulate import SimulatedStep, simulate_plan
+from lohan.simulate.choose import best_plan
 from lohan.simulate.quick import quick_step
 from lohan.units import format_bytes
 
@@ -116,7 +117,7 @@ def comparison_of(
         own = replace(workload, clips_gradients=clips_ours and policy is OUR_POLICY)
         if finds_best_batch:
             own = best_workload(policy, machine, shape, own)
-        plan = policy.plan(machine, shape, own)
+        plan = best_plan(policy, machine, shape, own)
         step = simulate_plan(plan, machine) if plan.ledger.fits else None
         rows.append(Compared(policy=policy.name, plan=plan, step=step))
     return Comparison(
@@ -135,7 +136,7 @@ def best_workload(
     best, best_speed = replace(workload, batch=machine.num_gpus), 0.0
     for per_gpu in BATCHES:
         candidate = replace(workload, batch=per_gpu * machine.num_gpus)
-        plan = policy.plan(machine, shape, candidate)
+        plan = best_plan(policy, machine, shape, candidate)
         if not plan.ledger.fits:
             break  # What a larger batch needs is never less.
         speed = quick_step(plan, machine).tokens_per_second

@@ -4,11 +4,12 @@ Owns the arithmetic that the cost model, the schedule builder and the ledger sha
 the sequences one GPU computes in a step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from lohan.model.recompute import recomputation
-from lohan.model.shape import BlockShape
+from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan.plan import BlockPlan
 from lohan.vocabulary import Choice
 
@@ -32,6 +33,26 @@ class BlockCosts:
     def swapped_bytes(self) -> int:
         """Activations that cross the link between GPU and RAM, each way."""
         return self.to_ram_bytes + self.to_ssd_bytes
+
+
+def costs_of_blocks(
+    shape: ModelShape,
+    decisions: Sequence[BlockPlan],
+    batch: int,
+    sequence: int,
+    skips_unneeded: bool,
+) -> list[BlockCosts]:
+    """Cost of every block of a model."""
+    # Most blocks are of one kind with one decision; looking them up by the whole shape would take
+    # longer than the sum it saves.
+    known: dict[tuple[int, BlockPlan], BlockCosts] = {}
+    costs = []
+    for key in zip(shape.sequence_of_kinds, decisions, strict=True):
+        if key not in known:
+            kind, plan = key
+            known[key] = block_costs(shape.kinds[kind], plan, batch, sequence, skips_unneeded)
+        costs.append(known[key])
+    return costs
 
 
 @lru_cache(maxsize=4096)

@@ -102,16 +102,27 @@ class StepLoad:
         return bound + OVERLAP_LOSS * (total - self.longest_seconds)
 
 
+def ssd_rates_of(machine: Machine) -> tuple[float, float]:
+    """Bytes per second that all drives read, and that they write."""
+    return machine.ssd_read_bytes_per_second, machine.ssd_write_bytes_per_second
+
+
 def step_load(
-    machine: Machine, traffic: Traffic, *, weight_reads: float = 2.0, clips: bool = False
+    machine: Machine,
+    traffic: Traffic,
+    *,
+    weight_reads: float = 2.0,
+    clips: bool = False,
+    ssd_rates: tuple[float, float] | None = None,
 ) -> StepLoad:
     """Busy seconds per resource over a whole step, and of its passes (equations 4 and 5).
 
-    `clips`: every update waits for the norm, so it runs under the next forward pass.
+    `clips`: every update waits for the norm, so it runs under the next forward pass. `ssd_rates`:
+    what the machine's drives read and write together, for a search that asks a thousand times.
     """
     gpu_flops = machine.gpu.flops_per_second
     up, down = machine.ram_to_gpu_bytes_per_second, machine.gpu_to_ram_bytes_per_second
-    read, write = machine.ssd_read_bytes_per_second, machine.ssd_write_bytes_per_second
+    read, write = ssd_rates or ssd_rates_of(machine)
 
     def drives(read_bytes: float, written_bytes: float) -> float:
         seconds = read_bytes / read, written_bytes / write

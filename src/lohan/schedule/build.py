@@ -7,7 +7,7 @@ policy: everything it asks is a field of the Plan.
 
 from collections.abc import Callable, Mapping
 
-from lohan.plan.block_costs import BlockCosts, block_costs
+from lohan.plan.block_costs import BlockCosts, costs_of_blocks
 from lohan.plan.plan import Plan
 from lohan.schedule.gradients import piece_bytes
 from lohan.schedule.task import Compute, Lease, Move, Piece, Pool, Schedule, Task
@@ -66,16 +66,13 @@ class _StepBuilder:
         self._system = plan.system
         self._blocks = [BlockId(number) for number in range(plan.shape.num_blocks)]
         self._head = self._blocks[-1]
-        self._costs: list[BlockCosts] = [
-            block_costs(
-                plan.block_shape(block),
-                plan.blocks[block],
-                plan.batch_per_gpu,
-                plan.workload.sequence,
-                plan.system.skips_unneeded,
-            )
-            for block in self._blocks
-        ]
+        self._costs: list[BlockCosts] = costs_of_blocks(
+            plan.shape,
+            plan.blocks,
+            plan.batch_per_gpu,
+            plan.workload.sequence,
+            plan.system.skips_unneeded,
+        )
         link_copies = plan.num_gpus if plan.system.rates.shares_host_link else 1
         self._weight_copies = 1 if plan.system.rates.partitions_over_gpus else link_copies
         self._activation_copies = link_copies

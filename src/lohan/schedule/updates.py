@@ -38,6 +38,7 @@ class UpdateTasks:
         self._fresh: dict[BlockId, Lease] = {}
         self._held: dict[BlockId, Lease] = {}
         self._deferred: dict[BlockId, DueUpdate] = {}
+        self._put_off: dict[BlockId, list[StatePart]] = {}
         self._read_ahead: dict[tuple[BlockId, int], TaskId] = {}
         self._last_write: TaskId | None = None
         self._late_write: LateWrite | None = None
@@ -207,6 +208,8 @@ class UpdateTasks:
         self._updated[block] = updated
 
     def _parts(self, update: DueUpdate) -> list[StatePart]:
+        if update.block in self._put_off:
+            return self._put_off.pop(update.block)
         counts = update_parts(self._trained[update.block], self._largest_part)
         read, written = self._bytes_per_parameter(update.block)
         return [
@@ -241,6 +244,7 @@ class UpdateTasks:
         free, so that whatever is written down before these updates still finds its room.
         """
         parts = {block: self._parts(update) for block, update in self._deferred.items()}
+        self._put_off = dict(parts)
         largest = max((one.slot.nbytes for found in parts.values() for one in found), default=0)
         room = self._writer.pools[PoolName.STATES].capacity_bytes - largest
         for block, update in self._deferred.items():

@@ -33,6 +33,7 @@ class TaskWriter:
         self.step = 0
         self.is_last_step = False
         self._costs = costs
+        self._is_serial = plan.system.is_serial
         self._tasks: list[Task] = []
         self._num_taken = 0
         self._barrier: tuple[TaskId, ...] = ()
@@ -82,12 +83,11 @@ class TaskWriter:
     ) -> TaskId:
         """Append one task and return its id; `step` where it belongs to an earlier one."""
         task_id = TaskId(self._num_written)
-        before = list(dict.fromkeys(after))
-        if self.plan.system.is_serial and task_id:
-            before = [*before, TaskId(task_id - 1)]
-        if all(task < self._step_start for task in before):
-            before = [*before, *self._barrier]
-        before = list(dict.fromkeys(before))
+        before = dict.fromkeys(after)
+        if self._is_serial and task_id:
+            before[TaskId(task_id - 1)] = None
+        if self._barrier and all(task < self._step_start for task in before):
+            before |= dict.fromkeys(self._barrier)
         self._has_successor.update(before)
         self._tasks.append(
             Task(

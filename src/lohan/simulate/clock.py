@@ -90,7 +90,7 @@ class Clock:
         Raises:
             ScheduleError: if no lane can go on before all tasks are done.
         """
-        now, running, left = 0.0, self._running, self._left
+        now, running = 0.0, self._running
         next_of = self._ready.next_of if by_priority else self._listed
         while self._ready:
             for lane in self._next:
@@ -100,18 +100,30 @@ class Clock:
                         self._start(task, now)
             if not running:
                 raise self._stuck()
-            speeds = self._speeds()
-            step = min([left[lane] / speed for lane, speed in speeds.items()])
-            now += step
-            finished = []
-            for lane, speed in speeds.items():
-                left[lane] -= step * speed
+            now += self._advance()
+            finished = [
+                lane
+                for lane, left in self._left.items()
                 # Rounding of the subtraction must not leave a sliver of a task behind.
-                if left[lane] <= 1e-12 * (1.0 + self._work[running[lane].id]):
-                    finished.append(lane)
+                if left <= 1e-12 * (1.0 + self._work[running[lane].id])
+            ]
             for lane in finished:
                 self._finish(running.pop(lane), now)
         return self.result
+
+    def _advance(self) -> float:
+        """Let every running task go on until the first one ends; returns the seconds."""
+        left = self._left
+        speeds = self._speeds()
+        if not speeds:
+            step = min(left.values())
+            for lane in left:
+                left[lane] -= step
+            return step
+        step = min(work / speeds.get(lane, 1.0) for lane, work in left.items())
+        for lane in left:
+            left[lane] -= step * speeds.get(lane, 1.0)
+        return step
 
     def _listed(self, lane: Lane) -> Task | None:
         listed = self._schedule.lanes[lane]
@@ -144,6 +156,7 @@ class Clock:
             self.result.usage.append((now, lease.pool, pool.in_use_bytes))
 
     def _finish(self, task: Task, now: float) -> None:
+        del self._left[task.lane]
         self.result.end_seconds[task.id] = now
         for lease in task.returns:
             pool = self._pools[lease.pool]
@@ -152,8 +165,9 @@ class Clock:
         self._ready.finish(task)
 
     def _speeds(self) -> dict[Lane, float]:
+        """Speeds of running lanes that are not at their full one."""
         running = self._running
-        speeds = dict.fromkeys(running, 1.0)
+        speeds: dict[Lane, float] = {}
         if not self._is_ssd_duplex and Lane.SSD_READ in running and Lane.SSD_WRITE in running:
             # Simplex drives take turns: each direction has the drives half of the time.
             speeds[Lane.SSD_READ] = speeds[Lane.SSD_WRITE] = 0.5

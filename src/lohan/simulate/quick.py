@@ -1,8 +1,12 @@
 """A shorter simulation for comparing many plans: fewer steps, no checks.
 
-Step times equal those of `simulate_plan`; only what proves the schedule is left out. Called for
-what-ifs and sweeps, never for the answer itself.
+Step times equal those of `simulate_plan`; only what proves the schedule is left out. Called to
+judge plans, for what-ifs and sweeps; whoever tells its step as an answer checks the schedule.
 """
+
+import contextlib
+import gc
+from collections.abc import Iterator
 
 from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
@@ -23,11 +27,25 @@ def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
         ScheduleError: if the tasks cannot run.
     """
     rates = plan.system.rates
-    schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else QUICK_STEPS)
-    clock = Clock(
-        schedule,
-        Durations(machine, rates),
-        is_ssd_duplex=machine.ssd_path.is_duplex,
-        copy_interference=rates.copy_interference,
-    )
-    return read_off(schedule, clock.run(by_priority=True), plan, machine)
+    with uncollected():
+        schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else QUICK_STEPS)
+        clock = Clock(
+            schedule,
+            Durations(machine, rates),
+            is_ssd_duplex=machine.ssd_path.is_duplex,
+            copy_interference=rates.copy_interference,
+        )
+        return read_off(schedule, clock.run(by_priority=True), plan, machine)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection: ten thousand tasks make no cycles, and looking for some takes as long
+    as a third of making them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -26,10 +26,12 @@ from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import Policy, system_policy
+from lohan.plan.policies.lesser import lesser_requests
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
 from lohan.plan.pools import part_parameters, trained_parameters, update_parts
 from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
 from lohan.plan.workload import Workload
+from lohan.simulate.choose import best_of, fitted
 from lohan.simulate.quick import quick_step
 from lohan.store import (
     ComputeFormat,
@@ -111,11 +113,10 @@ def plan_run(
     found = planning.plans(budgets)
     if not found:
         raise planning.refusal(budgets, sizes)
-    candidates = [
-        Candidate(plan=plan, machine=used, step=quick_step(plan, used)) for plan, used in found
-    ]
     # A run that is going on ends by what it has written, not by what is predicted.
-    best = fastest_within(candidates, budgets.writes, is_binding=fixed_residents is None)
+    best = fastest_within(_judged(found), budgets.writes, is_binding=fixed_residents is None)
+    if fixed_residents is None and budgets.writes is None:
+        best = best_of([best, *_judged(planning.others(best, budgets))])
     seconds, plan, used = best.step.step_seconds, best.plan, best.machine
     if fixed_residents is not None:
         plan = replace(
@@ -134,6 +135,10 @@ def plan_run(
         seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
         ssd_bytes=best.step.read_bytes + best.step.written_bytes,
     )
+
+
+def _judged(found: Sequence[tuple[Plan, Machine]]) -> list[Candidate]:
+    return [Candidate(plan=plan, machine=used, step=quick_step(plan, used)) for plan, used in found]
 
 
 def seconds_of(plan: Plan, machine: Machine) -> float:
@@ -173,6 +178,17 @@ class _Planning:
             for price in WRITE_PRICES if is_limited else WRITE_PRICES[:1]:
                 with contextlib.suppress(DoesNotFit):
                     found.append((self._plan_on(dearer_writes(used, price), budgets), used))
+        return found
+
+    def others(self, best: Candidate, budgets: Budgets) -> list[tuple[Plan, Machine]]:
+        """Plans for less within the budgets, as candidates beside the best for the machine."""
+        if callable(self.policy) or not system_policy(self.policy).system.uses_residency:
+            return []
+        found = []
+        for machine, workload in lesser_requests(best.machine, self.workload):
+            with contextlib.suppress(DoesNotFit):
+                plan = replace(self, workload=workload)._plan_on(machine, budgets)
+                found.append((fitted(plan, best.plan), best.machine))
         return found
 
     def refusal(self, budgets: Budgets, sizes: BatchSizes) -> DoesNotFit:

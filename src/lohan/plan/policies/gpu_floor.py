@@ -35,11 +35,12 @@ class GpuFloor:
         micro_batch = batch // num_micro_batches
         largest = max(kind.input_bytes.at(batch, sequence) for kind in shape.kinds)
         head = shape.blocks[-1].input_bytes.at(batch, sequence)
+        working = [working_bytes(kind, micro_batch, sequence) for kind in shape.kinds]
         return GpuFloor(
             working_bytes=max(
-                working_bytes(kind, micro_batch, sequence) + fresh_bytes
+                working[kind] + fresh_bytes
                 for kind, fresh_bytes in zip(
-                    shape.blocks, _fresh_gradient_bytes(shape), strict=True
+                    shape.sequence_of_kinds, _fresh_gradient_bytes(shape), strict=True
                 )
             ),
             # Forward, what entered and what left the last block wait for the head. Backward, what
@@ -72,7 +73,8 @@ class GpuFloor:
 
 def is_outside(shape: ModelShape, number: int) -> bool:
     """Whether a block of the plan is code outside blocks, of which nothing is swapped."""
-    return number == shape.num_blocks - 1 or shape.blocks[number].is_rest
+    kinds = shape.sequence_of_kinds
+    return number == len(kinds) - 1 or shape.kinds[kinds[number]].is_rest
 
 
 def working_bytes(kind: BlockShape, micro_batch: int, sequence: int) -> int:

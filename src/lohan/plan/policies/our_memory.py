@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lohan.hardware.machine import Machine
-from lohan.model.shape import BlockShape, ModelShape
-from lohan.plan.block_costs import BlockCosts, block_costs
+from lohan.model.shape import ModelShape
+from lohan.plan.block_costs import costs_of_blocks
 from lohan.plan.ledger import Ledger, LedgerLine
 from lohan.plan.plan import BlockPlan
 from lohan.plan.policies.gpu_floor import GpuFloor
@@ -19,7 +19,7 @@ from lohan.plan.policies.our_buffers import Buffers
 from lohan.plan.pools import BlockSizes, pool_sizes, trained_parameters
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
-from lohan.vocabulary import BlockId, PoolName, TensorKind, Tier
+from lohan.vocabulary import PoolName, TensorKind, Tier
 
 # What the driver, the allocator's fragments and the framework's own workspaces take.
 GPU_SHARE = 0.92
@@ -131,32 +131,10 @@ class OurMemory:
         """GPU memory for swapped outputs of the block at work and its neighbour, a micro-batch."""
         return 2 * -(-swapped_bytes // self.num_micro_batches)
 
-    def kind_of(self, block: BlockId) -> BlockShape:
-        """Shape of a block."""
-        return self.shape.kinds[self.shape.sequence_of_kinds[block]]
-
-    def moving_bytes(self, plans: Sequence[BlockPlan]) -> int:
-        """GPU memory for swapped outputs under these decisions."""
-        costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
-        return self.moving_bytes_of(max(cost.swapped_bytes for cost in costs))
-
-    @cached_property
-    def _known_costs(self) -> dict[tuple[int, BlockPlan], BlockCosts]:
-        return {}
-
-    def _costs(self, block: BlockId, plan: BlockPlan) -> BlockCosts:
-        # Most blocks are of one kind with one decision; looking them up by the whole shape would
-        # take longer than the sum it saves.
-        key = (self.shape.sequence_of_kinds[block], plan)
-        if key not in self._known_costs:
-            self._known_costs[key] = block_costs(
-                self.kind_of(block), plan, self.batch, self.workload.sequence, skips_unneeded=True
-            )
-        return self._known_costs[key]
-
-    def _states_line(self, stored_bytes: int) -> LedgerLine:
-        """Two slots per block, so that a sealed checkpoint is never overwritten; else one."""
-        if 2 * stored_bytes <= self.budgets[Tier.SSD]:
+    def _states_line(self, stored_bytes: int, other_bytes: int) -> LedgerLine:
+        """Two slots per block, so that a sealed checkpoint is never overwritten; one where that
+        leaves the drives too little for what else is on them."""
+        if 2 * stored_bytes + other_bytes <= self.budgets[Tier.SSD]:
             purpose, num_slots = "states in two slots", 2
         else:
             purpose = "states in one slot (two do not fit: a crash in a step loses the run)"
@@ -168,7 +146,10 @@ class OurMemory:
     def ledger(self, plans: Sequence[BlockPlan], gradient_slots: int | None) -> Ledger:
         """Every line of the plan."""
         shape, num_gpus = self.shape, self.machine.num_gpus
-        costs = [self._costs(BlockId(number), plan) for number, plan in enumerate(plans)]
+        costs = costs_of_blocks(
+            shape, plans, self.batch, self.workload.sequence, skips_unneeded=True
+        )
+        moving = self.moving_bytes_of(max(cost.swapped_bytes for cost in costs))
         blocks, floor = self.block_sizes, self.floor
         sizes = self.pool_bytes(gradient_slots)
         counts = [kind.num_parameters for kind in shape.blocks]
@@ -195,6 +176,8 @@ class OurMemory:
                 is_constant=is_constant,
             )
 
+        swapped_to_ssd = sum(cost.to_ssd_bytes for cost in costs) * num_gpus
+        spilled = blocks.all_gradients_bytes * self.system.spills_gradients
         lines = [
             line(
                 Tier.GPU,
@@ -217,7 +200,12 @@ class OurMemory:
                     ("activations outside blocks", floor.rest_bytes, batch_remedy),
                 )
             ),
-            line(Tier.GPU, "activations on their way", self.moving_bytes(plans), batch_remedy),
+            line(
+                Tier.GPU,
+                "activations on their way",
+                moving,
+                batch_remedy,
+            ),
             line(
                 Tier.GPU, "activations kept", sum(cost.kept_bytes for cost in costs), batch_remedy
             ),
@@ -242,18 +230,10 @@ class OurMemory:
                 batch_remedy,
             ),
             line(Tier.RAM, "resident states", resident, ram_remedy, is_constant=True),
-            self._states_line(2 * sum(counts) + 10 * sum(trained) - resident),
-            line(
-                Tier.SSD,
-                "swapped activations",
-                sum(cost.to_ssd_bytes for cost in costs) * num_gpus,
-                "add a drive",
+            self._states_line(
+                2 * sum(counts) + 10 * sum(trained) - resident, swapped_to_ssd + spilled
             ),
-            line(
-                Tier.SSD,
-                "waiting gradients",
-                blocks.all_gradients_bytes * self.system.spills_gradients,
-                "add a drive",
-            ),
+            line(Tier.SSD, "swapped activations", swapped_to_ssd, "add a drive"),
+            line(Tier.SSD, "waiting gradients", spilled, "add a drive"),
         ]
         return Ledger(lines=tuple(lines), budgets=self.budgets)

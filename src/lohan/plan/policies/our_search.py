@@ -13,7 +13,7 @@ from itertools import accumulate
 from lohan.hardware.machine import Machine
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan.activations import SwapPoint, best_point, swap_points
-from lohan.plan.cost import StepLoad, Traffic, step_load
+from lohan.plan.cost import StepLoad, Traffic, ssd_rates_of, step_load
 from lohan.plan.policies.gpu_floor import is_outside
 from lohan.plan.policies.our_memory import OurMemory
 from lohan.plan.pools import trained_parameters
@@ -73,6 +73,11 @@ class Search:
     def num_trained(self) -> int:
         """Trained parameters of the model."""
         return sum(self.trained)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters of the model."""
+        return self.shape.num_parameters
 
     def _flops(self, way: str) -> int:
         per_kind = [
@@ -203,7 +208,7 @@ class Search:
         """RAM shared out between states and so many bytes of activations."""
         return fill_ram(
             max(0, spare),
-            num_parameters=self.shape.num_parameters,
+            num_parameters=self.num_parameters,
             num_trained=self.num_trained,
             swapped_bytes=swapped_bytes,
         )
@@ -211,11 +216,16 @@ class Search:
     def load(self, chosen: Chosen, spare: int, system: System) -> StepLoad:
         """Busy seconds per resource for a candidate, with RAM filled by benefit."""
         traffic = self.traffic(chosen, self.fill(chosen, spare, system), system.spills_gradients)
-        return step_load(self.machine, traffic, clips=self.workload.clips_gradients)
+        clips = self.workload.clips_gradients
+        return step_load(self.machine, traffic, clips=clips, ssd_rates=self._ssd_rates)
+
+    @cached_property
+    def _ssd_rates(self) -> tuple[float, float]:
+        return ssd_rates_of(self.machine)
 
     def traffic(self, chosen: Chosen, filled: Residency, spills_gradients: bool) -> Traffic:
         """What a candidate asks of the machine."""
-        num_parameters, num_gpus = self.shape.num_parameters, self.machine.num_gpus
+        num_parameters, num_gpus = self.num_parameters, self.machine.num_gpus
         weights_on_ssd = 2 * num_parameters - filled.weights_bytes
         states_on_ssd = 10 * self.num_trained - filled.states_bytes
         swapped = chosen.swapped_bytes * num_gpus

@@ -13,7 +13,7 @@ from functools import cached_property
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.plan.activations import best_point, spread_tiers
-from lohan.plan.block_costs import block_costs
+from lohan.plan.block_costs import costs_of_blocks
 from lohan.plan.cost import step_load
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies.gpu_floor import is_outside
@@ -279,10 +279,7 @@ class _Planner:
         blocks or the norm make that better.
         """
         search, num_gpus = self.search, self.machine.num_gpus
-        costs = [
-            block_costs(kind, plan, search.batch, self.workload.sequence, True)
-            for kind, plan in zip(search.blocks, plans, strict=True)
-        ]
+        costs = costs_of_blocks(self.shape, plans, search.batch, self.workload.sequence, True)
         in_ram = sum(cost.to_ram_bytes for cost in costs) * num_gpus
         num_spill_slots = decided.memory.system.num_spill_slots
         buffers = num_spill_slots * max(cost.to_ssd_bytes for cost in costs) * num_gpus

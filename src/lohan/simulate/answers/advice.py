@@ -12,12 +12,17 @@ from dataclasses import dataclass, replace
 from lohan.hardware.machine import Machine
 from lohan.plan.limits import Question
 from lohan.plan.plan import Plan
-from lohan.plan.policies import make_plan
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
-from lohan.simulate.answers.batch_advice import FASTER, BatchChoice, advised, batch_choices
+from lohan.simulate.answers.batch_advice import (
+    FASTER,
+    BatchChoice,
+    advised,
+    batch_choices,
+    simulated_by,
+)
 from lohan.simulate.answers.what_if import what_ifs
 from lohan.simulate.bottleneck import GPU_WORDS, PROCESSOR_WORDS, plain_limit
-from lohan.simulate.quick import quick_step
+from lohan.simulate.choose import Judge
 from lohan.simulate.result import SimulatedStep
 from lohan.vocabulary import Tier
 
@@ -54,18 +59,20 @@ def advice_for(question: Question) -> list[Advice] | None:
     Raises:
         ConfigError: it cannot be planned.
     """
-    now = _step_of(question)
-    if now is None:
+    judge = Judge()
+    taken = judge.best(question)
+    if taken is None:
         return None
+    now = taken.step
     # The best of those that change the machine or a setting, and a larger batch for itself: what
     # that does to learning is the user's to judge.
     found = [
         Advice(change=one.change.partition(" (")[0], factor=one.factor)
-        for one in what_ifs(question, now)
+        for one in what_ifs(question, now, taken.plan, judge)
         if not one.option.startswith("--batch") and (one.factor or 0.0) >= _WORTH_BUYING
         if one.factor is not None
     ][:1]
-    batch = _larger_batch(question, now)
+    batch = _larger_batch(question, now, judge)
     if batch is not None and batch.faster >= FASTER:
         found.append(Advice(change=f"a batch of {batch.batch:,} rows", factor=batch.faster))
     return sorted(found, key=lambda one: -one.factor)
@@ -77,18 +84,14 @@ def larger_batch(question: Question) -> BatchChoice | None:
     Raises:
         ConfigError: it cannot be planned.
     """
-    now = _step_of(question)
-    return None if now is None else _larger_batch(question, now)
+    judge = Judge()
+    taken = judge.best(question)
+    return None if taken is None else _larger_batch(question, taken.step, judge)
 
 
-def _larger_batch(question: Question, now: SimulatedStep) -> BatchChoice | None:
-    choice = advised(batch_choices(question, now))
+def _larger_batch(question: Question, now: SimulatedStep, judge: Judge) -> BatchChoice | None:
+    choice = advised(batch_choices(question, now, simulated_by(judge)))
     return choice if choice.is_worth_saying else None
-
-
-def _step_of(question: Question) -> SimulatedStep | None:
-    plan = make_plan(question.policy, question.machine, question.shape, question.workload)
-    return quick_step(plan, question.machine) if plan.ledger.fits else None
 
 
 def limit_sentence(bottleneck: str, share: float, advice: Sequence[Advice] | None) -> str:

@@ -19,8 +19,9 @@ from lohan.plan.policies import SystemPolicy
 from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.plan.run_room import DriveRoom
 from lohan.plan.workload import Workload
-from lohan.simulate.answers.batch_advice import BatchChoice, advised, batch_choices
+from lohan.simulate.answers.batch_advice import BatchChoice, advised, batch_choices, simulated_by
 from lohan.simulate.answers.what_if import WhatIf, what_ifs
+from lohan.simulate.choose import Judge
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes
 from lohan.vocabulary import Tier
@@ -176,13 +177,16 @@ def totals_of(step: SimulatedStep, num_tokens: int) -> RunTotals:
     )
 
 
-def plan_of(request: Request) -> Plan:
-    """The plan asked for, fitting or not.
+def plan_of(request: Request, judge: Judge | None = None) -> Plan:
+    """The plan asked for, fitting or not, as a judge takes it.
 
     Raises:
         DoesNotFit: if the RAM size on the command line is below what the model needs whatever
             the batch: no answer about this model can be given with it.
     """
+    taken = (judge or Judge()).best(request.question)
+    if taken is not None:
+        return taken.plan
     plan = request.policy.plan(request.machine, request.shape, request.workload)
     if request.has_own_ram and Tier.RAM in plan.ledger.shortages():
         _require_minimum_ram(request)
@@ -235,12 +239,13 @@ def with_limits(answer: Answer, policies: Iterable[SystemPolicy]) -> Answer:
     )
 
 
-def with_step(answer: Answer, step: SimulatedStep, num_tokens: int) -> Answer:
+def with_step(answer: Answer, step: SimulatedStep, num_tokens: int, judge: Judge) -> Answer:
     """The same answer with a simulated step, the run's totals and the what-ifs."""
+    question = answer.request.question
     return replace(
         answer,
         step=step,
         run=totals_of(step, num_tokens),
-        what_ifs=tuple(what_ifs(answer.request.question, step)),
-        batches=tuple(batch_choices(answer.request.question, step)),
+        what_ifs=tuple(what_ifs(question, step, answer.plan, judge)),
+        batches=tuple(batch_choices(question, step, simulated_by(judge))),
     )

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from lohan.errors import ConfigError
 from lohan.plan.limits import Question
-from lohan.plan.policies import make_plan
-from lohan.simulate.quick import quick_step
+from lohan.simulate.choose import Judge
 from lohan.simulate.result import SimulatedStep
 
 Simulate = Callable[[Question], SimulatedStep | None]
@@ -50,7 +49,7 @@ def batch_choices(
         now: its simulated step.
         simulate: gives a step for a changed question, None if it does not fit.
     """
-    simulate = simulate or _simulated
+    simulate = simulate or simulated_by(Judge(is_thorough=False))
     found = [BatchChoice(batch=question.workload.batch, step=now, faster=1.0, wear=1.0)]
     for doubling in range(1, _MOST_DOUBLINGS + 1):
         try:
@@ -101,6 +100,11 @@ def _times(question: Question, factor: int) -> Question:
     )
 
 
-def _simulated(question: Question) -> SimulatedStep | None:
-    plan = make_plan(question.policy, question.machine, question.shape, question.workload)
-    return quick_step(plan, question.machine) if plan.ledger.fits else None
+def simulated_by(judge: Judge) -> Simulate:
+    """The step of a changed question as a judge has it."""
+
+    def simulate(question: Question) -> SimulatedStep | None:
+        found = judge.changed(question)
+        return found.step if found else None
+
+    return simulate

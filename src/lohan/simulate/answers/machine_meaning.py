@@ -11,6 +11,7 @@ from lohan.hardware.machine import Machine
 from lohan.model.names import shape_of
 from lohan.plan.policies import OUR_POLICY
 from lohan.plan.workload import Workload
+from lohan.simulate.choose import best_plan
 from lohan.simulate.quick import quick_step
 from lohan.simulate.result import SimulatedStep
 
@@ -56,7 +57,7 @@ def meaning_of(machine: Machine) -> Meaning | None:
             try:
                 shape = shape_of(model, sequence=_SEQUENCE)
                 workload = Workload(batch=batch, sequence=_SEQUENCE, clips_gradients=True)
-                plan = OUR_POLICY.plan(machine, shape, workload)
+                plan = best_plan(OUR_POLICY, machine, shape, workload)
                 if not plan.ledger.fits:
                     continue
                 step = quick_step(plan, machine)

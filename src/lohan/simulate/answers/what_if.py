@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from lohan.errors import ConfigError
 from lohan.plan.limits import Question
-from lohan.plan.policies import make_plan
-from lohan.simulate.quick import quick_step
+from lohan.plan.plan import Plan
+from lohan.simulate.choose import Judge, JudgedPlan
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes
 
@@ -34,6 +34,8 @@ class _Change:
     option: str
     apply: Callable[[Question], Question]
     """Raises ConfigError where there is no such machine or workload."""
+    is_more: bool = True
+    """The plan as asked can still be run, so that what is found is no worse."""
 
 
 def _with_ssds(count: int) -> Callable[[Question], Question]:
@@ -64,6 +66,7 @@ def _changes(question: Question) -> Iterator[_Change]:
         change=f"twice the batch ({workload.batch} -> {batch})",
         option=f"--batch {batch}",
         apply=lambda asked: replace(asked, workload=replace(workload, batch=batch)),
+        is_more=False,
     )
     if workload.clips_gradients:
         yield _Change(
@@ -73,16 +76,30 @@ def _changes(question: Question) -> Iterator[_Change]:
         )
 
 
-def what_ifs(question: Question, now: SimulatedStep) -> list[WhatIf]:
-    """Every change worth trying, the most useful first; those that do not fit come last."""
+def what_ifs(
+    question: Question, now: SimulatedStep, plan: Plan | None = None, judge: Judge | None = None
+) -> list[WhatIf]:
+    """Every change worth trying, the most useful first; those that do not fit come last.
+
+    Args:
+        question: what is asked for.
+        now: its simulated step.
+        plan: of that step; None: the one that is taken.
+        judge: what it knows already is not worked out again.
+    """
+    judge = judge or Judge()
+    taken = JudgedPlan(plan=plan, step=now) if plan is not None else judge.best(question)
     found = []
     for change in _changes(question):
         try:
             asked = change.apply(question)
         except ConfigError:
             continue  # Nobody has twice of what is at its limit.
-        plan = make_plan(asked.policy, asked.machine, asked.shape, asked.workload)
-        step = quick_step(plan, asked.machine) if plan.ledger.fits else None
+        # What is planned now is a candidate with more of anything.
+        changed = judge.changed(asked, taken if change.is_more else None)
+        step = None if changed is None else changed.step
+        if not change.is_more and step is not None and _is_slower(step, now):
+            continue  # A batch that is no help is nothing to try.
         found.append(
             WhatIf(
                 change=change.change,
@@ -92,3 +109,7 @@ def what_ifs(question: Question, now: SimulatedStep) -> list[WhatIf]:
             )
         )
     return sorted(found, key=lambda one: -(one.factor or 0.0))
+
+
+def _is_slower(step: SimulatedStep, now: SimulatedStep) -> bool:
+    return step.tokens_per_second < now.tokens_per_second

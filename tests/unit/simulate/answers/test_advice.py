@@ -9,6 +9,7 @@ from lohan.model.shape import Growth
 from lohan.plan import Workload, make_plan
 from lohan.plan.limits import Question
 from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence, question_of
+from lohan.simulate.choose import best_plan
 from lohan.simulate.quick import quick_step
 from support.hand_made import block, model, operator
 
@@ -28,7 +29,7 @@ def asked(batch: int, num_micro_batches: int = 1) -> Question:
 
 
 def rate(question: Question) -> float:
-    plan = make_plan(question.policy, question.machine, question.shape, question.workload)
+    plan = best_plan(question.policy, question.machine, question.shape, question.workload)
     return quick_step(plan, question.machine).tokens_per_second
 
 
