@@ -33,7 +33,6 @@ class Series:
     """Which colour of the page, from 1."""
     look: str = ""
     """Class names: `faint`, `dashed`, `dots`."""
-    is_in_table: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,15 +187,14 @@ def _hover(
     axis: Axis,
 ) -> str:
     """What the script shows when a chart is pointed at; the same numbers as in the picture."""
-    shown = [number for number, one in enumerate(series) if one.is_in_table]
     content = {
         "low": axis.low,
         "high": axis.high,
-        "names": [series[number].name for number in shown],
-        "colours": [series[number].colour for number in shown],
+        "names": [one.name for one in series],
+        "colours": [one.colour for one in series],
         "steps": [steps[row] for row in rows],
         "values": [
-            [None if columns[n][row] is None else _value(chart, columns[n][row]) for n in shown]
+            [None if one[row] is None else _value(chart, one[row]) for one in columns]
             for row in rows
         ],
     }
@@ -221,11 +219,10 @@ def _remarks(chart: Chart, columns: Sequence[Column], finite: Sequence[float], a
 def _table(
     chart: Chart, series: Sequence[Series], columns: Sequence[Column], steps: Sequence[int]
 ) -> Table:
-    shown = [number for number, one in enumerate(series) if one.is_in_table]
     rows = evenly_spread(len(steps), _TABLE_ROWS)
     caption = chart.title
     if len(rows) < len(steps):
         caption += f", {len(rows)} of {len(steps):,} logged steps"
-    cells = [[f"{steps[r]:,}", *(_value(chart, columns[n][r]) for n in shown)] for r in rows]
-    names = ["step", *(series[number].name for number in shown)]
+    cells = [[f"{steps[r]:,}", *(_value(chart, one[r]) for one in columns)] for r in rows]
+    names = ["step", *(one.name for one in series)]
     return Table(caption=caption, columns=names, rows=cells)

@@ -17,7 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import to_builtins
+
 from lohan.errors import CheckpointError, ConfigError, ScheduleError, nearest_names
+from lohan.fields import convert
 from lohan.ssd import ALIGNMENT_BYTES
 from lohan.ssd.layout import damaged_fields, refuse_other_version
 from lohan.store.format.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
@@ -281,18 +284,7 @@ class StateLayout:
             "compute_format": self.compute_format.value,
             "master_format": self.master_format.value,
             "blocks": [
-                {
-                    "name": block.name,
-                    "tensors": [
-                        {
-                            "name": entry.name,
-                            "shape": list(entry.shape),
-                            "is_trainable": entry.is_trainable,
-                        }
-                        for entry in block.tensors
-                    ],
-                }
-                for block in self.blocks
+                {"name": block.name, "tensors": to_builtins(block.tensors)} for block in self.blocks
             ],
         }
 
@@ -314,14 +306,7 @@ class StateLayout:
                     name=str(block["name"]),
                     compute_format=compute_format,
                     master_format=master_format,
-                    tensors=tuple(
-                        TensorEntry(
-                            name=str(entry["name"]),
-                            shape=tuple(int(side) for side in entry["shape"]),
-                            is_trainable=bool(entry["is_trainable"]),
-                        )
-                        for entry in block["tensors"]
-                    ),
+                    tensors=convert(block["tensors"], tuple[TensorEntry, ...], where="tensors"),
                 )
                 for block in fields["blocks"]
             )

@@ -8,7 +8,6 @@ Note "hashes from the seal down". A seal names the hash of the list of its folde
 names a hash of each, and `read_resume` reads nothing that does not match.
 """
 
-import json
 import pathlib
 import shutil
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from lohan.train.weights.file_list import (
     hash_file,
     hash_files,
     read_list,
+    read_record,
     write_list,
 )
 from lohan.train.weights.model_identity import as_json, differences, refuse_other_model
@@ -117,15 +117,13 @@ def read_run(out: pathlib.Path) -> RunRecord | None:
     path = working_folder(out) / RUN_NAME
     if not path.exists():
         return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return RunRecord(run_id=str(found["run_id"]), ssd=tuple(map(str, found["ssd"])))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error})",
-            why="it names the states that belong to this folder",
-            remedy="restore it, or start in another folder",
-        ) from error
+    return read_record(
+        path,
+        RunRecord,
+        versions=(_RUN_VERSION,),
+        why="it names the states that belong to this folder",
+        remedy="restore it, or start in another folder",
+    )
 
 
 def checkpoint_name(step: int) -> str:
@@ -171,28 +169,19 @@ def read_resume(checkpoint: pathlib.Path, seal: Mapping[str, Any] | None = None)
             )
         index = (_INDEX,) if has_archive(checkpoint) else ()
         check_files(checkpoint, files, (RESUME_NAME, TRAINER_NAME, *index))
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version = found["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error})",
-            why="it holds the random generators, the schedule and the arguments of the run",
-            remedy="restore the folder, or resume from another checkpoint",
-        ) from error
-    if version not in (VERSION, UNLISTED_VERSION):
-        raise CheckpointError(
-            f"{path} is of version {version}",
-            why=f"this release reads version {VERSION}",
-            remedy="resume with the release that wrote it",
-        )
-    if version == VERSION and not is_listed:
+    found = read_record(
+        path,
+        dict[str, Any],
+        versions=(VERSION, UNLISTED_VERSION),
+        why="it holds the random generators, the schedule and the arguments of the run",
+        remedy="restore the folder, or resume from another checkpoint",
+    )
+    if found["version"] == VERSION and not is_listed:
         raise CheckpointError(
             f"{listed} is missing",
             why="without the hashes in it damaged files would not be told from whole ones",
             remedy="copy the whole folder again, or resume from another checkpoint",
         )
-    assert isinstance(found, dict)
     return found
 
 

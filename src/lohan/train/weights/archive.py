@@ -10,6 +10,7 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lohan.durable_files import write_json
 from lohan.engine.options import FirstStates
 from lohan.errors import CheckpointError
 from lohan.train.weights.export_layout import cut_shards
-from lohan.train.weights.file_list import check_files, hash_files
+from lohan.train.weights.file_list import check_files, hash_files, read_record
 from lohan.train.weights.safetensors_format import StoredTensor, read_header
 from lohan.train.weights.safetensors_stream import ShardWriter, read_tensor
 from lohan.units import GB
@@ -88,7 +89,7 @@ def check_states(folder: pathlib.Path) -> None:
         CheckpointError: the index is missing or damaged, or a file is missing.
         Corrupt: a file does not have the bytes that were written; it is named.
     """
-    check_files(folder, _index(folder)["files"])
+    check_files(folder, _index(folder).files)
 
 
 def read_copy(folder: pathlib.Path) -> FirstStates:
@@ -131,14 +132,12 @@ class ArchivedMoments:
 
 def read_counters(folder: pathlib.Path) -> dict[str, Any]:
     """The engine's own counters when the copy was made."""
-    found = _index(folder)["counters"]
-    assert isinstance(found, dict)
-    return found
+    return _index(folder).counters
 
 
 def read_buffers(folder: pathlib.Path) -> dict[str, Any]:
     """The model's buffers when the copy was made; none in copies of older releases."""
-    if BUFFERS_NAME not in _index(folder)["files"]:
+    if BUFFERS_NAME not in _index(folder).files:
         return {}
     found = json.loads((folder / BUFFERS_NAME).read_text(encoding="utf-8"))
     assert isinstance(found, dict)
@@ -146,28 +145,17 @@ def read_buffers(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _stored(folder: pathlib.Path, kind: str) -> Iterable[StoredTensor]:
-    for name in sorted(_index(folder)["files"]):
+    for name in sorted(_index(folder).files):
         if name.startswith(f"{kind}-"):
             yield from read_header(folder / name)
 
 
-def _index(folder: pathlib.Path) -> dict[str, Any]:
-    path = folder / INDEX_NAME
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        is_known = found["version"] == VERSION
-        dict(found["files"]), dict(found["counters"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error})",
-            why="it names the files of the copy and their checksums",
-            remedy="copy the whole folder again, or resume from another checkpoint",
-        ) from error
-    if not is_known:
-        raise CheckpointError(
-            f"{path} is of version {found['version']}",
-            why=f"this release reads version {VERSION}",
-            remedy="resume with the release that wrote it",
-        )
-    assert isinstance(found, dict)
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Index:
+    files: dict[str, str]
+    counters: dict[str, Any]
+
+
+def _index(folder: pathlib.Path) -> _Index:
+    why = "it names the files of the copy and their checksums"
+    return read_record(folder / INDEX_NAME, _Index, versions=(VERSION,), why=why)

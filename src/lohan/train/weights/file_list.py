@@ -9,13 +9,18 @@ folders, archives and exported models.
 import errno
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from lohan.durable_files import write_json
 from lohan.errors import CheckpointError, Corrupt
 from lohan.ssd.engines.storage_errors import storage_error
 
+T = TypeVar("T")
 LIST_NAME = "files.json"
 MODEL_LIST_NAME = "model_files.json"
 """Among the working files of a run: the model it wrote into OUT."""
@@ -70,23 +75,41 @@ def read_list(path: Path) -> dict[str, str]:
     Raises:
         CheckpointError: it cannot be read, or is of another version.
     """
+    why = "it says which files belong together, and their hashes"
+    return read_record(path, _List, versions=(VERSION,), why=why).files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _List:
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Versioned:
+    version: int
+
+
+def read_record(
+    path: Path, kind: type[T], *, versions: Sequence[int], why: str, remedy: str = _REMEDY
+) -> T:
+    """Read a JSON file that a resume relies on; `why` says what for.
+
+    Raises:
+        CheckpointError: it cannot be read, a field is missing or wrong, or it is of a version
+            other than `versions`, the newest first.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        version = found["version"]
-        files = {str(name): str(digest) for name, digest in found["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error})",
-            why="it says which files belong together, and their hashes",
-            remedy=_REMEDY,
-        ) from error
-    if version != VERSION:
-        raise CheckpointError(
-            f"{path} is of version {version}",
-            why=f"this release reads version {VERSION}",
-            remedy="use the release that wrote it",
-        )
-    return files
+        version = msgspec.convert(found, _Versioned).version
+        if version in versions:
+            return msgspec.convert(found, kind)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error})", why=why, remedy=remedy) from error
+    raise CheckpointError(
+        f"{path} is of version {version}",
+        why=f"this release reads version {versions[0]}",
+        remedy="use the release that wrote it",
+    )
 
 
 def check_files(folder: Path, files: Mapping[str, str], names: Iterable[str] | None = None) -> None:
