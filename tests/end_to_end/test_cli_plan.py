@@ -188,7 +188,7 @@ def test_named_model_is_planned_without_torch() -> None:
         "try:\n    main()\nexcept SystemExit as done:\n    assert done.code == 0\n"
         "sys.exit('torch' in sys.modules)"
     )
-    words = ["plan", "llama-3.1-8b", "--machine", "desktop-4090"]
+    words = ["plan", "gpt2", "--machine", "desktop-4090"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)
     assert done.returncode == 0
 

@@ -24,7 +24,7 @@ from support.engine_faults import States, assert_states, everything_moves, state
 from support.engine_runs import EngineCase, attach, batches_of, build, optimizer_for
 from support.killed_stores import start_child
 
-NUM_STEPS = 10
+NUM_STEPS = 6
 LONGEST_SECONDS = 1.2
 """Of a child's life after it has opened the run: a few steps and seals."""
 
