@@ -77,6 +77,7 @@ def read_all(pipe: int) -> bytes:
 
 def main(root: pathlib.Path, device: str, num_rounds: int) -> int:
     case = everything_moves(device, num_steps=NUM_STEPS, num_ssds=2)
+    build(case)  # imports what takes seconds, which every child would do again
     # In a child too: a process that forks must have no threads of its own.
     child, pipe = start_child(lambda _: torch.save(trajectory(case, root), root / "expected.pt"))
     os.close(pipe)
