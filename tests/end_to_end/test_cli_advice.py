@@ -103,6 +103,7 @@ def test_what_ifs_beyond_any_machine_are_left_out() -> None:
     assert [one["option"] for one in ran.fields["what_ifs"]] == ["--batch 16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["--clip", "--no-clip"])
 def test_ram_advised_is_the_least_and_agrees_with_the_need_shown(clip: str) -> None:
     words = f"gpt-13b --machine desktop-4090 --batch 1 {clip}"

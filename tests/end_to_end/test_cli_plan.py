@@ -61,6 +61,7 @@ def test_json_is_one_object_whose_parts_agree() -> None:
     assert fields["largest_model"]
 
 
+@pytest.mark.slow
 def test_what_ifs_are_what_planning_them_says() -> None:
     words = ("plan", "gpt-6b", "--machine", "desktop-4090", "--batch", 16, "--json")
     now = run_lohan(*words).fields
@@ -215,6 +216,7 @@ def test_a_shell_completes_commands_and_names(typed: str, offered: str) -> None:
     assert offered in done.stdout.split(), done.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_says_which_batch_to_take_what_it_costs_and_warns_of_wear() -> None:
     words = ("plan", "gpt-1.55b", "--machine", "desktop-4090", "--ram", "16GiB", "--batch", 1)
     ran = run_lohan(*words, "--tokens", "1B")

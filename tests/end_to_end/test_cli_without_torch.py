@@ -67,6 +67,7 @@ def packages_of_extras() -> set[str]:
     return (names - {"pydantic", "pyyaml"}) | {"yaml"}
 
 
+@pytest.mark.slow
 def test_planning_needs_no_torch_and_the_rest_says_what_to_install(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     rows = (ROOT / "src" / "lohan" / "simulate" / "published_numbers.csv").read_text()
