@@ -1,11 +1,13 @@
 """Advice is followed word for word: what is offered fits, with the promised numbers."""
 
+import pathlib
 import shlex
 
 import pytest
 
 from lohan.simulate.choose import EQUALLY_FAST
-from support.command_line import Ran, run_lohan
+from support.command_line import Ran, run_lohan, run_plan_without_advice
+from support.small_machines import desktop_with_drive_of
 
 PLANS_THAT_DO_NOT_FIT = (
     pytest.param("gpt-412b --machine desktop-4090", marks=pytest.mark.long),
@@ -14,13 +16,22 @@ PLANS_THAT_DO_NOT_FIT = (
     "gpt-13b --machine desktop-4090 --gpu 1GiB",
     "gpt-13b --machine desktop-4090 --gpu 1B",
     "gpt-13b --machine paper-4090 --batch 64 --policy zero-offload --ram 512GiB",
-    "llama-3.1-405b --machine desktop-4090 --gpus 2 --batch 6",
-    "dit-40b --machine desktop-4090 --batch 3000",
+    pytest.param(
+        "llama-3.1-405b --machine desktop-4090 --gpus 2 --batch 6", marks=pytest.mark.long
+    ),
+    "gpt-6b --machine small-drive.json --gpus 2 --batch 6",
+    pytest.param("dit-40b --machine desktop-4090 --batch 3000", marks=pytest.mark.long),
+    "dit-0.67b --machine desktop-4090 --batch 100000",
 )
 
 
 def planned(words: str, *more: str) -> Ran:
     return run_lohan("plan", *shlex.split(words), *more, "--json")
+
+
+def follow(words: str, option: str) -> Ran:
+    """What was said, done."""
+    return run_plan_without_advice(*shlex.split(with_option(words, option)), "--json")
 
 
 def with_option(words: str, option: str) -> str:
@@ -41,13 +52,18 @@ def with_option(words: str, option: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", PLANS_THAT_DO_NOT_FIT)
-def test_everything_offered_to_a_plan_that_does_not_fit_does_fit(words: str) -> None:
+def test_everything_offered_to_a_plan_that_does_not_fit_does_fit(
+    words: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # As short for its model as a whole desktop is for one of 405B.
+    (tmp_path / "small-drive.json").write_text(desktop_with_drive_of(10 * 10**9).to_json())
     ran = planned(words)
     assert ran.exit_code == 1
     assert not ran.fields["fits"]
     assert ran.fields["nearest"]
     for one in ran.fields["nearest"]:
-        followed = planned(with_option(words, one["option"]))
+        followed = follow(words, one["option"])
         assert (one["option"], followed.exit_code) == (one["option"], 0)
 
 
@@ -75,7 +91,7 @@ def test_every_what_if_gives_what_it_promised(words: str) -> None:
     fields = planned(words).fields
     assert len(fields["what_ifs"]) >= 3
     for one in fields["what_ifs"]:
-        followed = planned(with_option(words, one["option"]))
+        followed = follow(words, one["option"])
         assert followed.fields["fits"] == one["fits"]
         if one["fits"]:
             step_seconds = followed.fields["step_seconds"]
@@ -91,6 +107,7 @@ def test_what_ifs_beyond_any_machine_are_left_out() -> None:
     assert [one["option"] for one in ran.fields["what_ifs"]] == ["--batch 16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["--clip", "--no-clip"])
 def test_ram_advised_is_the_least_and_agrees_with_the_need_shown(clip: str) -> None:
     words = f"gpt-13b --machine desktop-4090 --batch 1 {clip}"
@@ -100,5 +117,5 @@ def test_ram_advised_is_the_least_and_agrees_with_the_need_shown(clip: str) -> N
     needed = float(refused.stderr.split("needs ")[1].split(" GiB")[0])
     # A tenth of RAM is the system's; the advice is in whole GiB.
     assert needed / 0.9 - 0.1 <= advised <= needed / 0.9 + 1.1
-    assert planned(words, "--ram", f"{advised}GiB").exit_code == 0
-    assert planned(words, "--ram", f"{advised - 1}GiB").exit_code == 2
+    assert follow(words, f"--ram {advised}GiB").exit_code == 0
+    assert follow(words, f"--ram {advised - 1}GiB").exit_code == 2

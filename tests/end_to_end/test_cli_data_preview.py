@@ -54,6 +54,7 @@ def test_the_preview_marks_what_is_trained_on(place: pathlib.Path) -> None:
     assert "longer than max_length=20" in done.stdout
 
 
+@pytest.mark.slow
 def test_no_progress_bars_are_written_where_nobody_watches(place: pathlib.Path) -> None:
     words = ("data", "preview", place / "rows.jsonl", "--model", place / "model")
     done = subprocess.run(

@@ -63,6 +63,7 @@ def test_json_is_one_object_with_every_number(ssd: pathlib.Path) -> None:
     assert "measured now" in fields["source"]
 
 
+@pytest.mark.slow
 def test_the_machine_it_writes_can_be_planned_with(
     ssd: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -33,7 +33,7 @@ except Exception as error:
     attaching = f"{type(error).__name__}: {error}"
 print(json.dumps([attaching, [[one.exit_code, one.stdout, one.stderr] for one in done]]))
 """
-MODEL = ["gpt-13b", "--machine", "desktop-4090", "--batch", "8"]
+MODEL = ["gpt2", "--machine", "desktop-4090", "--batch", "8"]
 ANSWERING = [
     ["--help"],
     ["train", "--help"],
@@ -42,7 +42,7 @@ ANSWERING = [
     ["plan", *MODEL],
     ["simulate", *MODEL],
     ["compare", *MODEL],
-    ["reproduce"],
+    ["reproduce", "--rows", "rows.csv"],
 ]
 REFUSING = [
     ["train", "--model", "m"],
@@ -67,8 +67,11 @@ def packages_of_extras() -> set[str]:
     return (names - {"pydantic", "pyyaml"}) | {"yaml"}
 
 
+@pytest.mark.slow
 def test_planning_needs_no_torch_and_the_rest_says_what_to_install(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    rows = (ROOT / "src" / "lohan" / "simulate" / "published_numbers.csv").read_text()
+    (tmp_path / "rows.csv").write_text("\n".join(rows.splitlines()[:6]))
     commands = [*ANSWERING, ["doctor", "--ssd", ".", "--json"], *REFUSING]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([sorted(packages_of_extras()), commands])],
@@ -99,7 +102,7 @@ def test_planning_needs_no_torch_and_the_rest_says_what_to_install(tmp_path: pat
         assert stderr.count("error:") == 1, words
         assert "torch" in stderr, words
         assert 'pip install "lohan[train]"' in stderr, words
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "rows.csv"}
 
 
 def test_a_missing_part_of_lohan_is_no_missing_package() -> None:

@@ -12,6 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 PIECES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def run(
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_diffusion_transformer_learns_with_a_loss_of_its_own(
     ssd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +49,7 @@ def losses_of(printed: str) -> dict[int, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_loop_that_was_stopped_goes_on_with_the_same_bits(
     ssd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

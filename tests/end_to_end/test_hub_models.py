@@ -29,6 +29,7 @@ def run(hub: SmallHub, home: pathlib.Path, *words: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.slow
 def test_a_preview_downloads_the_tokenizer_and_no_weights(
     tmp_path: pathlib.Path, model: pathlib.Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_a_preview_downloads_the_tokenizer_and_no_weights(
         assert not [name for name in hub.sent if name.endswith(".safetensors")]
 
 
+@pytest.mark.slow
 def test_a_plan_fetches_the_configuration_only(tmp_path: pathlib.Path, model: pathlib.Path) -> None:
     with small_hub(NAME, model) as hub:
         words = ("plan", NAME, "--machine", "desktop-4090", "--seq", "64", "--batch", "2")

@@ -128,6 +128,7 @@ def test_less_than_the_least_is_refused(device: str, gpu_bytes: int | None, tmp_
     assert not any(tmp_path.iterdir()), "a refusal writes nothing"
 
 
+@pytest.mark.slow
 def test_more_than_the_least_fits_too(tmp_path: Path) -> None:
     # Whether another block of state lives in RAM changes what all the others need.
     model = diffusers.DiTTransformer2DModel(

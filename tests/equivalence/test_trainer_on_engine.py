@@ -157,6 +157,7 @@ def test_a_killed_run_on_the_engine_continues_to_the_same_bits(
     resumed.close()
 
 
+@pytest.mark.slow
 def test_an_archive_on_another_machine_continues_to_the_same_bits(tmp_path: pathlib.Path) -> None:
     whole = make(tmp_path / "whole", attach_small)
     train(whole)

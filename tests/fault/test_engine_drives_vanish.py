@@ -71,6 +71,7 @@ def test_a_run_whose_drive_was_wiped_ends_clearly_and_cannot_be_taken_up(tmp_pat
             attach(case, again, optimizer_for(case, again), tmp_path, run=run_id)
 
 
+@pytest.mark.slow
 def test_a_seal_on_a_full_drive_fails_and_can_be_made_when_there_is_room(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or shutil.which("mount") is None:
         pytest.skip("unshare and mount are not installed")

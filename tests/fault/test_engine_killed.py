@@ -25,8 +25,9 @@ def run_kills(place: pathlib.Path, device: str, num_rounds: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-def test_training_killed_five_times_goes_on_from_its_last_seal(
-    device: str, tmp_path: pathlib.Path
+def test_training_that_is_killed_goes_on_from_its_last_seal(
+    device: str, num_kills: int, tmp_path: pathlib.Path
 ) -> None:
-    assert run_kills(tmp_path, device, 5) == "5 kills\n"
+    assert run_kills(tmp_path, device, num_kills) == f"{num_kills} kills\n"

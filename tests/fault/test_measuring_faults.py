@@ -99,6 +99,7 @@ def start(root: pathlib.Path, *, wait_for: str) -> subprocess.Popen[str]:
     raise AssertionError(process.communicate())
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_file(tmp_path: pathlib.Path) -> None:
     process = start(tmp_path, wait_for="sustained writes")
     assert len(list(tmp_path.iterdir())) == 1

@@ -24,6 +24,7 @@ def run_kills(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_random_instants_goes_on_from_its_last_seal(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -11,15 +11,15 @@ from support.watched_memory import peaks_of
 
 PROGRAM = pathlib.Path(__file__).parents[1] / "support" / "lohan_with_small_engine.py"
 LARGE = {
-    "vocab_size": 8192,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
     "num_hidden_layers": 8,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
 }
-NUM_PARAMETERS = 62_915_328
-RAM_MIB, GPU_MIB = 224, 128
+NUM_PARAMETERS = 29_901_312
+RAM_MIB, GPU_MIB = 104, 56
 # The device is the processor: both budgets are main memory.
 BUDGET_BYTES = (RAM_MIB + GPU_MIB) * MIB
 # Memory of the small run that the budget of the large one pays for as well: scratch and buffers.

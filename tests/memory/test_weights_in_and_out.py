@@ -25,7 +25,7 @@ def test_resident_memory_stays_flat(tmp_path: pathlib.Path) -> None:
     )
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)
-    assert found["model"] > 300e6
+    assert found["model"] > 180e6
     # One tensor as it is read, and as fp32 where it is made so; the allocator keeps freed memory
     # of up to 32 MiB for the next request.
     allowed = 4 * found["largest"] + 48 * MIB

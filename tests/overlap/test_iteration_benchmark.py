@@ -12,6 +12,7 @@ from lohan.vocabulary import ComputeKind, Lane
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_the_iteration_benchmark_runs_small_and_leaves_nothing(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 Usage: python -m support.flat_memory DIRECTORY
 
-Makes a model of about 300 MB by exporting random tensors, reads it, exports it again. Prints the
+Makes a model of about 190 MB by exporting random tensors, reads it, exports it again. Prints the
 bytes of the model, of its largest tensor, and the growth of resident memory in each of the three.
 """
 
@@ -41,10 +41,10 @@ def main() -> None:
     torch.set_num_threads(1)  # threads begin with a stack each, on some machines of 2 MiB at once
     root = pathlib.Path(sys.argv[1])
     config = transformers.LlamaConfig(
-        vocab_size=4096,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=9,
+        vocab_size=2048,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=22,
         num_attention_heads=8,
         architectures=["LlamaForCausalLM"],
     )

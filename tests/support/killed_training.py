@@ -24,7 +24,7 @@ from support.engine_faults import States, assert_states, everything_moves, state
 from support.engine_runs import EngineCase, attach, batches_of, build, optimizer_for
 from support.killed_stores import start_child
 
-NUM_STEPS = 10
+NUM_STEPS = 6
 LONGEST_SECONDS = 1.2
 """Of a child's life after it has opened the run: a few steps and seals."""
 
@@ -77,6 +77,7 @@ def read_all(pipe: int) -> bytes:
 
 def main(root: pathlib.Path, device: str, num_rounds: int) -> int:
     case = everything_moves(device, num_steps=NUM_STEPS, num_ssds=2)
+    build(case)  # imports what takes seconds, which every child would do again
     # In a child too: a process that forks must have no threads of its own.
     child, pipe = start_child(lambda _: torch.save(trajectory(case, root), root / "expected.pt"))
     os.close(pipe)

@@ -1,5 +1,8 @@
 """Machines small enough that tiny models make plans with every feature."""
 
+from dataclasses import replace
+
+from lohan.hardware import machine_named
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
 
 
@@ -37,3 +40,10 @@ def small_machine(num_ssds: int = 1) -> Machine:
         ),
         host_price_dollars=1.0,
     )
+
+
+def desktop_with_drive_of(capacity_bytes: int) -> Machine:
+    """Models that are planned in a moment need more than its drive holds."""
+    machine = machine_named("desktop-4090")
+    (drive,) = machine.ssds
+    return replace(machine, ssds=(replace(drive, capacity_bytes=capacity_bytes),))

@@ -11,9 +11,9 @@ def test_the_benchmark_runs_and_ends_with_one_json_object(capsys):
     spec = importlib.util.spec_from_file_location("benchmark_adamw", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(["--params", "5000", "--repeats", "1"])
+    module.main(["--params", "500000", "--repeats", "1"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["params"] == 5000
+    assert result["params"] == 500_000
     for count in (1, 2):
         assert result[f"threads_{count}"]["share_of_in_place_stream"] > 0
         assert len(result[f"threads_{count}"]["all_gb_per_second"]["lohan"]) == 1

@@ -15,16 +15,15 @@ from lohan.plan.limits import (
     least_machine,
 )
 from lohan.plan.nearest import nearest_fits
-from lohan.units import GIB
+from lohan.units import GIB, MIB
 from lohan.vocabulary import Tier
+from support.small_machines import desktop_with_drive_of
 
 
-def question(
-    policy: str = "lohan", model: str = "gpt-13b", batch: int = 8, machine: str = "paper-4090"
-) -> Question:
+def question(policy: str = "lohan", model: str = "gpt-13b", batch: int = 8) -> Question:
     return Question(
         policy=policy_named(policy),
-        machine=machine_named(machine),
+        machine=machine_named("paper-4090"),
         shape=shape_of(model),
         workload=Workload(batch=batch, sequence=1024),
     )
@@ -77,9 +76,18 @@ def test_ram_alone_does_not_help_where_the_gpu_is_short() -> None:
     assert least_machine(question("flashneuron", "gpt-175b"), [Tier.RAM]) is None
 
 
-def test_machine_with_just_enough_of_everything_short_fits() -> None:
-    asked = question("lohan+", "llama-3.1-405b", 1, "desktop-4090")
-    asked = replace(asked, machine=asked.machine.with_ram(8 * GIB))
+@pytest.mark.parametrize(
+    ("model", "drive_bytes", "ram_bytes"),
+    [
+        ("gpt2", 500 * 10**6, 128 * MIB),
+        pytest.param("llama-3.1-405b", 2 * 10**12, 8 * GIB, marks=pytest.mark.long),
+    ],
+)
+def test_machine_with_just_enough_of_everything_short_fits(
+    model: str, drive_bytes: int, ram_bytes: int
+) -> None:
+    machine = desktop_with_drive_of(drive_bytes).with_ram(ram_bytes)
+    asked = replace(question("lohan+", model, 1), machine=machine)
     plan = make_plan(asked.policy, asked.machine, asked.shape, asked.workload)
     short = sorted(plan.ledger.shortages())
     assert short == [Tier.RAM, Tier.SSD]

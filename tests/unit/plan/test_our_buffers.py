@@ -58,6 +58,7 @@ def test_smaller_pieces_leave_ram_to_states_where_that_is_faster() -> None:
     assert resident.nbytes > GIB
 
 
+@pytest.mark.slow
 def test_less_ram_never_makes_a_plan_that_fits_out_of_one_that_does_not() -> None:
     fits = [plan_with(ram * MIB).ledger.fits for ram in range(96, 1024, 32)]
     assert fits == sorted(fits)

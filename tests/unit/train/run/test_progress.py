@@ -207,6 +207,7 @@ def test_a_batch_that_costs_much_and_worn_drives_are_said_before_the_first_step(
     assert cautions(plan, None, machine, num_steps=10) == []
 
 
+@pytest.mark.slow
 def test_the_larger_batch_is_that_of_the_advice_at_the_end() -> None:
     """On the machine as the budgets leave it: a run given less RAM has other larger batches."""
     machine = machine_named("desktop-4090")

@@ -107,7 +107,7 @@ def test_one_changed_bit_in_what_a_resume_reads_is_refused(place: pathlib.Path, 
     assert_flips_are_refused(place / "out" / name, seal if is_sealed else None, num_flips=40)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["checkpoint-2", "checkpoint-3"])
 def test_one_changed_bit_anywhere_is_refused(place: pathlib.Path, name: str) -> None:
     seal = seal_of(place) if name == "checkpoint-3" else None
