@@ -8,6 +8,7 @@ Note "hashes from the seal down". A seal names the hash of the list of its folde
 names a hash of each, and `read_resume` reads nothing that does not match.
 """
 
+import json
 import pathlib
 import shutil
 from collections.abc import Iterable, Mapping
