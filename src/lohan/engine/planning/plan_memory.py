@@ -10,7 +10,7 @@ from lohan.plan.plan import BlockPlan, Plan
 from lohan.schedule import RollingSchedule
 from lohan.schedule.task import Pool
 from lohan.store import StateLayout, parts_of_kinds, resident_bytes
-from lohan.vocabulary import BlockId, TensorKind, Tier
+from lohan.vocabulary import BlockId, PoolName, TensorKind, Tier
 
 _PAGE_BYTES = 4096
 
@@ -35,7 +35,7 @@ def kinds_in_ram(plan: Plan) -> list[list[TensorKind]]:
     ]
 
 
-def pools_bytes(pools: Mapping[str, Pool], tiers: set[Tier]) -> int:
+def pools_bytes(pools: Mapping[PoolName, Pool], tiers: set[Tier]) -> int:
     """Capacity of all pools of some tiers."""
     return sum(pool.capacity_bytes for pool in pools.values() if pool.tier in tiers)
 
