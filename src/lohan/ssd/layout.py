@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError
+from lohan.fields import convert
 from lohan.ssd.engines.engine import ALIGNMENT_BYTES
 from lohan.units import MIB
 
@@ -232,14 +233,26 @@ class StripeLayout:
         """
         refuse_other_version("striped layout", fields, LAYOUT_VERSION)
         try:
+            file = convert(fields, StripeFile, where="layout")
             return cls(
-                chunk_bytes=int(fields["chunk_bytes"]),
-                num_drives=int(fields["num_drives"]),
-                pattern=tuple(int(drive) for drive in fields["pattern"]),
-                num_chunks=int(fields["num_chunks"]),
+                chunk_bytes=file.chunk_bytes,
+                num_drives=file.num_drives,
+                pattern=file.pattern,
+                num_chunks=file.num_chunks,
             )
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
+        except ConfigError as error:
             raise damaged_fields("striped layout", error) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StripeFile:
+    """A layout as a manifest holds it."""
+
+    version: int
+    chunk_bytes: int
+    num_drives: int
+    pattern: tuple[int, ...]
+    num_chunks: int
 
 
 def refuse_other_version(noun: str, fields: Mapping[str, Any], version: int) -> None:

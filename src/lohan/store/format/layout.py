@@ -297,22 +297,39 @@ class StateLayout:
         """
         refuse_other_version("state layout", fields, STATE_LAYOUT_VERSION)
         try:
-            compute_format = ComputeFormat(fields["compute_format"])
+            file = convert(fields, LayoutFile, where="layout")
             # States saved before there was a choice do not name it.
-            default = MasterFormat.default_for(compute_format)
-            master_format = MasterFormat(fields.get("master_format", default))
+            master_format = file.master_format or MasterFormat.default_for(file.compute_format)
             blocks = tuple(
                 BlockLayout(
-                    name=str(block["name"]),
-                    compute_format=compute_format,
+                    name=block.name,
+                    compute_format=file.compute_format,
                     master_format=master_format,
-                    tensors=convert(block["tensors"], tuple[TensorEntry, ...], where="tensors"),
+                    tensors=block.tensors,
                 )
-                for block in fields["blocks"]
+                for block in file.blocks
             )
-            return cls(compute_format=compute_format, master_format=master_format, blocks=blocks)
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
+            return cls(
+                compute_format=file.compute_format, master_format=master_format, blocks=blocks
+            )
+        except ConfigError as error:
             raise damaged_fields("state layout", error) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BlockInFile:
+    name: str
+    tensors: tuple[TensorEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutFile:
+    """A layout as a manifest holds it."""
+
+    version: int
+    compute_format: ComputeFormat
+    master_format: MasterFormat | None = None
+    blocks: tuple[_BlockInFile, ...]
 
 
 def refuse_other_layout(saved: StateLayout, wanted: StateLayout) -> None:

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from lohan.errors import CheckpointError, ConfigError, StorageError
+from lohan.fields import convert
 from lohan.ssd import Extent, StripeLayout
 from lohan.ssd.checksums import ALGORITHM, checksum_memory
 from lohan.ssd.engines.storage_errors import storage_error
-from lohan.ssd.layout import damaged_fields
+from lohan.ssd.layout import StripeFile, damaged_fields
 from lohan.store.files.state_file import STATES_NAME, Home, checksum_pieces, home_of, homes
-from lohan.store.format.layout import StateLayout
+from lohan.store.format.layout import LayoutFile, StateLayout
+from lohan.store.format.parts import Part
 from lohan.store.format.slots import SlotCount
 from lohan.vocabulary import BlockId
 
@@ -140,38 +142,73 @@ def _checksum(text: str) -> int:
     return checksum_memory(content.ctypes.data, content.size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartInFile:
+    extents: tuple[tuple[int, int], ...]
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BlockInFile:
+    slot: int
+    parts: dict[Part, _PartInFile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StatesInFile:
+    name: str
+    stripe: StripeFile
+    checksum_algorithm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    """A manifest as its file holds it, but for the version and the checksum."""
+
+    format: str
+    run_id: str
+    store_key: str
+    seal_number: int
+    step: int
+    metadata: dict[str, Any]
+    directories: tuple[str, ...]
+    slot_count: SlotCount
+    file: _StatesInFile
+    layout: LayoutFile
+    blocks: tuple[_BlockInFile, ...]
+
+
 def _from_fields(fields: Mapping[str, Any]) -> Manifest:
     layout = StateLayout.from_json(fields["layout"])
     stripe = StripeLayout.from_json(fields["file"]["stripe"])
-    slot_count = SlotCount(fields["slot_count"])
-    if fields["file"]["name"] != STATES_NAME or fields["file"]["checksum_algorithm"] != ALGORITHM:
+    file = convert(fields, ManifestFile, where="manifest")
+    if file.file.name != STATES_NAME or file.file.checksum_algorithm != ALGORITHM:
         raise ValueError(f"unknown file {fields['file']!r}")
-    blocks = fields["blocks"]
-    slots = tuple(int(block["slot"]) for block in blocks)
-    if len(blocks) != len(layout.blocks) or not all(0 <= slot < slot_count for slot in slots):
+    slots = tuple(block.slot for block in file.blocks)
+    if len(slots) != len(layout.blocks) or not all(0 <= slot < file.slot_count for slot in slots):
         raise ValueError("blocks and layout differ")
     extents: dict[Home, Extent] = {}
-    for home, nbytes in homes(layout, slot_count):
+    for home, nbytes in homes(layout, file.slot_count):
         block, slot, part = home
-        offset_bytes, found_bytes = blocks[block]["parts"][part.value]["extents"][slot]
+        offset_bytes, found_bytes = file.blocks[block].parts[part].extents[slot]
         if found_bytes != nbytes:
             raise ValueError(f"{part} of block {block} has {found_bytes} bytes, not {nbytes}")
-        extents[home] = Extent(offset_bytes=int(offset_bytes), nbytes=nbytes)
+        extents[home] = Extent(offset_bytes=offset_bytes, nbytes=nbytes)
     checksums: dict[Home, tuple[int, ...]] = {}
     for home in sealed_homes(layout, slots):
         block, _, part = home
-        found = tuple(int(value) for value in blocks[block]["parts"][part.value]["checksums"])
+        found = file.blocks[block].parts[part].checksums
         if len(found) != sum(1 for _ in checksum_pieces(extents[home], stripe.chunk_bytes)):
             raise ValueError(f"{part} of block {block} has {len(found)} checksums")
         checksums[home] = found
     return Manifest(
-        run_id=str(fields["run_id"]),
-        store_key=str(fields["store_key"]),
-        seal_number=int(fields["seal_number"]),
-        step=int(fields["step"]),
-        metadata=dict(fields["metadata"]),
-        directories=tuple(str(path) for path in fields["directories"]),
-        slot_count=slot_count,
+        run_id=file.run_id,
+        store_key=file.store_key,
+        seal_number=file.seal_number,
+        step=file.step,
+        metadata=file.metadata,
+        directories=file.directories,
+        slot_count=file.slot_count,
         layout=layout,
         stripe=stripe,
         extents=extents,
