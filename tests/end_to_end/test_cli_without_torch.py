@@ -70,7 +70,7 @@ def packages_of_extras() -> set[str]:
 @pytest.mark.slow
 def test_planning_needs_no_torch_and_the_rest_says_what_to_install(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    rows = (ROOT / "src" / "lohan" / "simulate" / "published_numbers.csv").read_text()
+    rows = (ROOT / "src" / "lohan" / "paper" / "published_numbers.csv").read_text()
     (tmp_path / "rows.csv").write_text("\n".join(rows.splitlines()[:6]))
     commands = [*ANSWERING, ["doctor", "--ssd", ".", "--json"], *REFUSING]
     done = subprocess.run(

@@ -35,9 +35,9 @@ def run_lohan(*words: object) -> Ran:
 def run_plan_without_advice(*words: object) -> Ran:
     """`lohan plan` as it plans and simulates, without what-ifs, other batches, limits and offers:
     for following what another answer said, where these would take most of the time."""
-    asked_alone = mock.patch("lohan.simulate.batch_advice._MOST_DOUBLINGS", 0)
+    asked_alone = mock.patch("lohan.simulate.answers.batch_advice._MOST_DOUBLINGS", 0)
     no_advice = mock.patch.multiple(
-        "lohan.cli.answer",
+        "lohan.simulate.answers.answer",
         what_ifs=lambda *_: (),
         largest_batch=lambda *_: None,
         largest_model=lambda *_: None,
