@@ -36,6 +36,7 @@ from scaled_machine import Scale, SmallModel, device_rates, link_rates
 from lohan.device.emulated import EmulatedDevice
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
+from lohan.engine.options import Options
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
@@ -157,19 +158,21 @@ class Bench:
             engine = attach_engine(
                 model,
                 optimizer,
-                ssd=[self.directory],
-                ram_bytes=machine.ram_bytes,
-                gpu_bytes=machine.gpu.memory_bytes,
-                machine=machine,
-                device=device,
-                policy=lambda *given: self.plan(system, *given),
-                master_format=MasterFormat.SPLIT if is_split else MasterFormat.WHOLE,
-                example=self.small.batch_of(0),
-                io=PacedEngine(choose_engine()[0], link_rates(machine, rates)),
-                update_parameters_per_second=machine.cpu_update_parameters_per_second
-                * rates.cpu_share,
-                num_threads=1,
-                is_tracing=True,
+                Options(
+                    ssd=[self.directory],
+                    ram_bytes=machine.ram_bytes,
+                    gpu_bytes=machine.gpu.memory_bytes,
+                    machine=machine,
+                    device=device,
+                    policy=lambda *given: self.plan(system, *given),
+                    master_format=MasterFormat.SPLIT if is_split else MasterFormat.WHOLE,
+                    example=self.small.batch_of(0),
+                    io=PacedEngine(choose_engine()[0], link_rates(machine, rates)),
+                    update_parameters_per_second=machine.cpu_update_parameters_per_second
+                    * rates.cpu_share,
+                    num_threads=1,
+                    is_tracing=True,
+                ),
             )
             ends.callback(engine.close, should_delete=True)
             return self._timed(system, engine, num_steps)

@@ -252,12 +252,12 @@ def _ask(model: pathlib.Path, when: str) -> list[str]:
 def _config(settings: dict[str, Any], more: list[str]) -> Any:
     """The checked configuration, as `lohan train` makes it of the same words; None is an error."""
     from lohan.cli.app import show_error
-    from lohan.cli.reading.free_words import read_words
+    from lohan.cli.reading.extra_args import read_extra_args
     from lohan.errors import LohanError
     from lohan.train.settings.config import load_config
 
     try:
-        path, overrides = read_words(more)
+        path, overrides = read_extra_args(more)
         words = [(key, str(value)) for key, value in settings.items()] + overrides
         named = [(f"offload.{key}" if key in _OF_OFFLOAD else key, value) for key, value in words]
         return load_config(path, named)

@@ -114,7 +114,7 @@ def attach(
             it raises ends attaching.
 
     Raises:
-        ConfigError: what was asked for cannot be meant; nothing was written.
+        ConfigError: what was asked for is not valid; nothing was written.
         DoesNotFit, OutOfSpace: budgets or drives are too small.
         StorageError, CheckpointError: a directory cannot be used, or the run not be resumed.
     """

@@ -1,7 +1,7 @@
 """Every exception lohan raises on purpose.
 
     LohanError
-      ConfigError         what the user wrote cannot be meant
+      ConfigError         what the user wrote is not valid
       DoesNotFit          a budget (GPU, RAM or SSD bytes) is too small for the plan
       HardwareError       the machine lacks something, or a device failed
       StorageError        bytes on an SSD: carries errno, path, offset, asked and got
@@ -42,7 +42,7 @@ def _rebuild(
 
 
 class ConfigError(LohanError):
-    """What the user wrote cannot be meant."""
+    """What the user wrote is not valid."""
 
 
 class DoesNotFit(LohanError):

@@ -1,4 +1,4 @@
-"""Every request that cannot be meant: exit code 2, what / why / do on stderr, nothing written."""
+"""Every request that is not valid: exit code 2, what / why / do on stderr, nothing written."""
 
 import json
 import os

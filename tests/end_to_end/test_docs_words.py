@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from lohan.cli import app
-from lohan.cli.reading.free_words import read_words
+from lohan.cli.reading.extra_args import read_extra_args
 from lohan.train.settings.config import REQUIRED, load_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_a_command_in_a_document_has_known_words(page: str, command: str) -> Non
         name, found, words = found.resolve_command(context, words)
         context = found.make_context(name, list(words), parent=context)
     if found.ignore_unknown_options:
-        _, overrides = read_words(context.args)
+        _, overrides = read_extra_args(context.args)
         overrides = [(key, value) for key, value in overrides if key not in REQUIRED]
         load_config(None, [*overrides, *given_for_missing({})])
 

@@ -281,7 +281,7 @@ def test_a_weight_in_an_attribute_is_read_by_its_block_alone(
     model = make_toy(lambda: ReadsKeptWeights(lambda _: KeepsItsWeight()))
     with (
         attach_toy(model, toy_optimizer(model), tmp_path, choice=choice) as engine,
-        pytest.raises(ScheduleError, match=r"weights of blocks\.0 .* are away"),
+        pytest.raises(ScheduleError, match=r"weights of blocks\.0 .* are offloaded"),
     ):
         engine.step(toy_steps(1)[0])
 

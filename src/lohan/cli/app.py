@@ -24,7 +24,7 @@ from lohan.cli.export import export
 from lohan.cli.known_names import machines, models
 from lohan.cli.plan import plan
 from lohan.cli.profile import profile
-from lohan.cli.reading.free_words import FREE_OPTIONS
+from lohan.cli.reading.extra_args import FREE_OPTIONS
 from lohan.cli.report import report
 from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lohan.cli.reading.free_words import FREE_OPTIONS, read_words, require_train_packages
+from lohan.cli.reading.extra_args import FREE_OPTIONS, read_extra_args, require_train_packages
 
 data_commands = typer.Typer(name="data", help="Look at training rows.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def preview(
     from lohan.errors import ConfigError
 
     require_train_packages()
-    path, overrides = read_words(ctx.args)
+    path, overrides = read_extra_args(ctx.args)
     if path is not None:
         raise ConfigError(
             f'"{path}" stands alone', why="one file is shown at a time", remedy="leave it out"

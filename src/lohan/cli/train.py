@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.reading.free_words import read_words, require_train_packages
+from lohan.cli.reading.extra_args import read_extra_args, require_train_packages
 
 
 def train(
@@ -95,7 +95,7 @@ def train(
     """
     from lohan.cli.tables.output import console
 
-    path, overrides = read_words(ctx.args)
+    path, overrides = read_extra_args(ctx.args)
     if resume:
         path, out = _of_the_run(path, out)
     given = {"model": model, "data": data, "eval_data": eval_data, "out": out}

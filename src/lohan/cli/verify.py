@@ -75,7 +75,7 @@ def verify(
     gradient clipping. The copy has the architecture of the model, with fewer layers and smaller
     sizes. Exit code 0: equal. 1: different. 2: it cannot be done.
     """
-    from lohan.cli.reading.free_words import require_train_packages
+    from lohan.cli.reading.extra_args import require_train_packages
     from lohan.cli.reading.request import parse_size
     from lohan.cli.tables.output import print_json
 

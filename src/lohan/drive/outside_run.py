@@ -2,7 +2,7 @@
 
 Owns two things that make this safe while weights come and go: tensors saved for backward that
 are weights are remembered by place and looked up again (`weights_by_place`), and use of a weight
-that is away is refused (`PresenceMode`); and the backward of one stretch of that graph
+that is offloaded is refused (`PresenceMode`); and the backward of one stretch of that graph
 (`rest_backward`), which stops where the stretch began. Called by `segmented_model`.
 """
 
@@ -39,7 +39,7 @@ def weights_by_place(weights: Weights) -> saved_tensors_hooks:
 
 
 class PresenceMode(TorchDispatchMode):
-    """Refuses operators that read weights which are away."""
+    """Refuses operators that read weights which are offloaded."""
 
     def __init__(self, weights: Weights, where: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

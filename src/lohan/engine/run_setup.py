@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from lohan.device.device import Device
 from lohan.drive import SegmentMap, segments_from_trace
 from lohan.drive.surroundings.randomness import DrawLedger
-from lohan.drive.weights.offloaded import is_away, refuse_calls
+from lohan.drive.weights.offloaded import is_offloaded, refuse_calls
 from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.engine.options import Options
 from lohan.engine.planning.budgets import Budgets
@@ -333,11 +333,11 @@ def initial_tensors(
     """
     if weights is not None:
         return weights
-    away = [name for name, parameter in model.named_parameters() if is_away(parameter)]
-    if away:
+    offloaded = [name for name, parameter in model.named_parameters() if is_offloaded(parameter)]
+    if offloaded:
         raise ConfigError(
-            f"{len(away)} parameters of the model have no values, {away[0]} the first: an engine "
-            "took them",
+            f"{len(offloaded)} parameters of the model have no values, {offloaded[0]} the first: "
+            "an engine took them",
             why="they are with the run of that engine, on SSD",
             remedy="pass run= to go on with that run, weights= to start from other values, or a "
             "model with data",

@@ -141,7 +141,7 @@ def prepare_step(
         ranges: ascending, without overlap; elements in no range are left as they are.
 
     Raises:
-        ConfigError: if a number cannot be meant, or a range leaves the chunk or its order.
+        ConfigError: if a number is not valid, or a range leaves the chunk or its order.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ConfigError(

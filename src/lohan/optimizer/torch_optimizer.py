@@ -59,7 +59,7 @@ class AdamW(torch.optim.Optimizer):
         """Settings of every group as they are now.
 
         Raises:
-            ConfigError: a number cannot be meant.
+            ConfigError: a number is not valid.
         """
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(

@@ -192,7 +192,7 @@ def request_of(
     `rated_lives_bytes` what its drives are rated for, where that is said.
 
     Raises:
-        ConfigError: for anything in it that cannot be meant.
+        ConfigError: for anything in it that is not valid.
     """
     planner = policy_asked(policy)
     clips_gradients = clips(planner, clip)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lohan.cli.reading.free_words import read_words
+from lohan.cli.reading.extra_args import read_extra_args
 from lohan.errors import ConfigError
 from lohan.plan.plan import Plan
 from lohan.plan.run_room import DriveRoom, drive_rooms, parts_of, states_uses
@@ -52,7 +52,7 @@ def run_words(first: str | None, model: str | None, extra_args: list[str]) -> Ru
         ConfigError: no model is named, or a setting is unknown or none.
     """
     path = first if first is not None and first.endswith(_FILE_ENDINGS) else None
-    stray, overrides = read_words(extra_args)
+    stray, overrides = read_extra_args(extra_args)
     if stray is not None:
         raise ConfigError(
             f'"{stray}" stands alone',

@@ -1,4 +1,4 @@
-"""A model whose weights are away: how to tell, and no computing with or saving what stands in.
+"""A model whose weights are offloaded: how to tell, and no computing with or saving what stands in.
 
 Engines leave one NaN, spread over its shape, in place of each parameter. Whoever reads it between
 steps, calls the model, generates with it or saves it would get NaNs without a word. Owns the type
@@ -53,7 +53,7 @@ class AwayParameter(torch.nn.Parameter):
                 _refuse_new_values(args[0])
         else:
             is_read = name not in _WITHOUT_VALUES | _CONVERSIONS
-        refused = f"{name} of a parameter was asked for, but its weights are away"
+        refused = f"{name} of a parameter was asked for, but its weights are offloaded"
         if is_read and not _OPEN:
             _refuse_values(refused)
         with torch._C.DisableTorchFunctionSubclass():
@@ -91,19 +91,19 @@ class AwayParameter(torch.nn.Parameter):
 
     def as_subclass(self, cls: Any) -> NoReturn:
         """torch gives it without asking."""
-        _refuse_values("a parameter was asked for as another type, but its weights are away")
+        _refuse_values("a parameter was asked for as another type, but its weights are offloaded")
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
-        _refuse_values("a copy of a parameter was asked for, but its weights are away")
+        _refuse_values("a copy of a parameter was asked for, but its weights are offloaded")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        _refuse_values("a parameter was to be saved, but its weights are away")
+        _refuse_values("a parameter was to be saved, but its weights are offloaded")
 
 
-def mark(parameter: torch.nn.Parameter, *, is_away: bool) -> None:
+def mark(parameter: torch.nn.Parameter, *, is_offloaded: bool) -> None:
     """Make a parameter one whose values cannot be read, or an ordinary one again."""
-    if type(parameter) is (torch.nn.Parameter if is_away else AwayParameter):
-        parameter.__class__ = AwayParameter if is_away else torch.nn.Parameter
+    if type(parameter) is (torch.nn.Parameter if is_offloaded else AwayParameter):
+        parameter.__class__ = AwayParameter if is_offloaded else torch.nn.Parameter
 
 
 def note_used_gradients(model: torch.nn.Module, *, are_used: bool) -> None:
@@ -113,7 +113,7 @@ def note_used_gradients(model: torch.nn.Module, *, are_used: bool) -> None:
             parameter.gradient_is_used = are_used
 
 
-def is_away(parameter: torch.Tensor) -> bool:
+def is_offloaded(parameter: torch.Tensor) -> bool:
     """Whether it is what engines leave in place of a parameter."""
     with torch._C.DisableTorchFunctionSubclass():
         is_one = parameter.numel() > 1 and not parameter.is_meta and not any(parameter.stride())
@@ -126,8 +126,8 @@ models around it have these too."""
 
 
 def refuse_calls(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> None:
-    """From now on, calling the model or a block of it while weights are away is an error, and so
-    is saving it."""
+    """From now on, calling the model or a block of it while weights are offloaded is an error, and
+    so is saving it."""
     for module in (model, *blocks):
         if _before_forward not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_before_forward, prepend=True)
@@ -148,23 +148,23 @@ def calls_allowed(model: torch.nn.Module) -> Iterator[None]:
 
 def _before_forward(module: torch.nn.Module, _args: Any) -> None:
     if id(module) not in _OPEN:
-        _refuse_away(module, f"{type(module).__name__} was called outside of a step")
+        _refuse_offloaded(module, f"{type(module).__name__} was called outside of a step")
 
 
 def _before_state_dict(module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
-    _refuse_away(module, f"the state of {type(module).__name__} was asked for")
+    _refuse_offloaded(module, f"the state of {type(module).__name__} was asked for")
 
 
-def _refuse_away(module: torch.nn.Module, what: str) -> None:
-    away = next((name for name, own in module.named_parameters() if is_away(own)), None)
-    if away is not None:
-        _refuse_values(f"{what}, but its weights are away, {away} the first")
+def _refuse_offloaded(module: torch.nn.Module, what: str) -> None:
+    offloaded = next((name for name, own in module.named_parameters() if is_offloaded(own)), None)
+    if offloaded is not None:
+        _refuse_values(f"{what}, but its weights are offloaded, {offloaded} the first")
 
 
 def _refuse_new_values(parameter: torch.Tensor) -> NoReturn:
     raise ConfigError(
         f"values were put into the data of a parameter of shape {tuple(parameter.shape)}, whose "
-        "weights are away",
+        "weights are offloaded",
         why="the next step brings its weights from SSD, and these values would be lost",
         remedy="set weights before attaching; after closing the engine put them in place with "
         "model.load_state_dict(values, assign=True)",

@@ -1,4 +1,4 @@
-"""Parameters as views into one flat buffer per segment, and what stands in when they are away.
+"""Parameters as views into one flat buffer per segment, and what stands in when they are offloaded.
 
 Owns the layout of a segment's parameters in a flat buffer, putting them in place (`bind`) and
 taking them out (`release`). Does not own the buffers nor decide when: the caller does both.
@@ -86,7 +86,7 @@ def bytes_of(flat: torch.Tensor, num_bytes: int, what: str) -> torch.Tensor:
 
 
 class ParameterSet:
-    """The parameters of one segment: all in place in one flat buffer, or all away.
+    """The parameters of one segment: all in place in one flat buffer, or all offloaded.
 
     An absent parameter keeps its shape (one NaN, expanded with stride 0): autograd compares the
     shape of a parameter with that of its gradient. Used on the main thread only.
@@ -176,14 +176,14 @@ class ParameterSet:
 
         Args:
             layout: places in `flat` where they differ from the set's own; parameters it does not
-                name stay away (a segment that borrows one weight needs no others).
+                name stay offloaded (a segment that borrows one weight needs no others).
 
         Owns until: `flat` belongs to this set until `release`. Binding again moves them.
         """
         self._bound = layout or self.layout
         as_bytes = bytes_of(flat, self._bound.num_bytes, self.name)
         for slot in self._bound.slots:
-            self._set(slot.name, slot.view(as_bytes), is_away=False)
+            self._set(slot.name, slot.view(as_bytes), is_offloaded=False)
         self._flat = as_bytes
 
     def has(self, name: str) -> bool:
@@ -195,11 +195,11 @@ class ParameterSet:
         self._flat = None
         for slot in self.layout.slots:
             parameter = self.parameters[slot.name]
-            self._set(slot.name, self._absent(slot, parameter.device), is_away=True)
+            self._set(slot.name, self._absent(slot, parameter.device), is_offloaded=True)
 
-    def _set(self, name: str, value: torch.Tensor, *, is_away: bool) -> None:
+    def _set(self, name: str, value: torch.Tensor, *, is_offloaded: bool) -> None:
         parameter = self.parameters[name]
-        mark(parameter, is_away=False)
+        mark(parameter, is_offloaded=False)
         if parameter.is_meta != value.is_meta:
             # A tensor's data cannot be set across the meta device; its whole content can be
             # exchanged, which keeps the identity that optimizers and tied modules rely on.
@@ -207,13 +207,13 @@ class ParameterSet:
             torch.utils.swap_tensors(parameter, fresh)
         else:
             parameter.data = value
-        mark(parameter, is_away=is_away)
+        mark(parameter, is_offloaded=is_offloaded)
 
     def take_out(self, device: torch.device) -> None:
         """Replace parameters (with data, or on meta) by absent ones on `device`."""
         self._flat = None
         for slot in self.layout.slots:
-            self._set(slot.name, self._absent(slot, device), is_away=True)
+            self._set(slot.name, self._absent(slot, device), is_offloaded=True)
 
     def _absent(self, slot: ParameterSlot, device: torch.device) -> torch.Tensor:
         return self.absent(slot.dtype, device).expand(slot.shape)
@@ -228,7 +228,7 @@ class ParameterSet:
         return nothing
 
     def is_absent(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is (a view of) a parameter of this set that is away."""
+        """Whether a tensor is (a view of) a parameter of this set that is offloaded."""
         nothing = self._nothing.get((tensor.dtype, tensor.device))
         return nothing is not None and storage_key(tensor) == storage_key(nothing)
 
@@ -258,7 +258,7 @@ class WeightPlace:
         """The same tensor in the buffer the weights are in now.
 
         Raises:
-            ScheduleError: they are away.
+            ScheduleError: they are offloaded.
         """
         flat = self.own.flat
         start = flat.storage_offset() + self.own.offset_bytes(self.name) + self.offset_bytes
@@ -270,14 +270,14 @@ class WeightPlace:
         return torch._neg_view(typed) if self.is_neg else typed
 
     def absent(self) -> torch.Tensor:
-        """What stands in for it while the weights are away: its shape, and no values."""
+        """What stands in for it while the weights are offloaded: its shape, and no values."""
         return self.own.absent(self.dtype, self.own.flat.device).expand(self.shape)
 
     def copy(self) -> torch.Tensor:
         """A copy that no kernel tells from the weight: strides and alignment are the same, too.
 
         Raises:
-            ScheduleError: they are away.
+            ScheduleError: they are offloaded.
         """
         weight = self.tensor()
         if not weight.numel():
@@ -321,7 +321,7 @@ class Weights:
         return None
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor, or what is in place of (a view of) a weight when weights are away."""
+        """The tensor, or what is in place of (a view of) a weight when weights are offloaded."""
         place = self.place_of(tensor)
         return place.absent() if place is not None else tensor
 
@@ -330,13 +330,13 @@ class Weights:
         return self.place_of(tensor) is not None
 
     def refuse_absent(self, tensor: torch.Tensor, what: str) -> None:
-        """Raise if the tensor is a parameter that is away."""
+        """Raise if the tensor is a parameter that is offloaded."""
         for own in self._sets:
             if own.is_absent(tensor):
                 names = own.names_like(tensor)
                 raise ScheduleError(
                     f"weights of {own.name} ({' or '.join(names)}, shape {tuple(tensor.shape)}) "
-                    f"are away and are needed by {what}",
+                    f"are offloaded and are needed by {what}",
                     why="they are in place only where they were used when the model was traced; "
                     "those of a block only while it runs",
                     remedy="give a loss that reads weights to `attach` (loss_fn=, example=), which "

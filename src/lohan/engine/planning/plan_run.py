@@ -16,8 +16,8 @@ from lohan.engine.planning.traced_model import BatchSizes
 from lohan.engine.planning.write_limit import (
     WRITE_PRICES,
     Candidate,
-    dearer_writes,
     fastest_within,
+    with_write_price,
 )
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
@@ -177,7 +177,7 @@ class _Planning:
         for used in machines:
             for price in WRITE_PRICES if is_limited else WRITE_PRICES[:1]:
                 with contextlib.suppress(DoesNotFit):
-                    found.append((self._plan_on(dearer_writes(used, price), budgets), used))
+                    found.append((self._plan_on(with_write_price(used, price), budgets), used))
         return found
 
     def others(self, best: Candidate, budgets: Budgets) -> list[tuple[Plan, Machine]]:

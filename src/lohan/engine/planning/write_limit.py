@@ -48,7 +48,7 @@ class Candidate:
     step: SimulatedStep
 
 
-def dearer_writes(machine: Machine, price: float) -> Machine:
+def with_write_price(machine: Machine, price: float) -> Machine:
     """The machine with drives that write so much slower, as far as drives may be slow."""
     if price == 1.0:
         return machine

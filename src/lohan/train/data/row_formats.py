@@ -1,7 +1,7 @@
 """What a row means: the five forms people have, and TRL's form of each.
 
 Owns recognising a form by its columns and converting one row. Ambiguity and every value that
-cannot be meant is an error that names the row and shows its columns. Called by `dataset`.
+is not valid is an error that names the row and shows its columns. Called by `dataset`.
 """
 
 import json
@@ -84,7 +84,7 @@ def convert(row: Row, form: RowFormat) -> dict[str, Any]:
     """One row in TRL's columns.
 
     Raises:
-        ConfigError: the row is not of the form, or a value cannot be meant.
+        ConfigError: the row is not of the form, or a value is not valid.
     """
     missing = [column for column in form.needs if column not in row.fields]
     if missing:

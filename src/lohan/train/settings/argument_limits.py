@@ -1,4 +1,4 @@
-"""Training arguments that cannot be meant: numbers out of range, and schedules that cannot be made.
+"""Training arguments that are not valid: numbers out of range, and schedules that cannot be made.
 
 Owns these checks. transformers finds such values late, in the middle of its loop, or takes them;
 here they are named before anything is written. Called by the trainers and by the commands.
@@ -28,7 +28,7 @@ _STEPS_OF_A_TRIAL = 1000
 
 
 def refuse_impossible(args: Any) -> None:
-    """Refuse numbers that cannot be meant, each with the range it must be in.
+    """Refuse numbers that are not valid, each with the range it must be in.
 
     Raises:
         ConfigError: one of them is out of its range, or nothing would be trained.

@@ -93,7 +93,7 @@ def load_config(
     """Read a file and put the overrides over it; names may be dotted (`offload.ram`).
 
     Raises:
-        ConfigError: the file cannot be read, or a name or value cannot be meant.
+        ConfigError: the file cannot be read, or a name or value is not valid.
     """
     return checked_config(read_settings(path, overrides))
 
@@ -159,7 +159,7 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
     """The configuration that was written, each value brought to its type, with all defaults.
 
     Raises:
-        ConfigError: a value cannot be meant.
+        ConfigError: a value is not valid.
     """
     fields = argument_fields()
     arguments = {}

@@ -78,7 +78,7 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     """Check an `offload` block as written in a file, on the command line or in code.
 
     Raises:
-        ConfigError: a key is unknown, a value cannot be meant, or `ssd` is missing.
+        ConfigError: a key is unknown, a value is not valid, or `ssd` is missing.
     """
     if isinstance(found, OffloadConfig):
         return found
@@ -166,7 +166,7 @@ def read_lives(found: Any, where: str) -> tuple[int, ...] | None:
     """Rated lives in bytes, of one drive or of several; None where none is written.
 
     Raises:
-        ConfigError: one cannot be meant.
+        ConfigError: one is not valid.
     """
     listed = found if isinstance(found, list | tuple) else [found]
     lives = [_size_bytes(one, where, unit="TB") for one in listed]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lohan.drive.weights.offloaded import is_away
+from lohan.drive.weights.offloaded import is_offloaded
 from lohan.drive.weights.parameter_views import (
     ParameterLayout,
     ParameterSet,
@@ -67,7 +67,7 @@ def test_released_parameters_keep_shape_type_and_identity_without_memory() -> No
     assert not own.is_bound
     assert {name: p.shape for name, p in parameters.items()} == shapes
     assert all(p.untyped_storage().nbytes() <= 4 for p in parameters.values())
-    assert is_away(parameters["weight"])
+    assert is_offloaded(parameters["weight"])
     weights = Weights([own])
     with pytest.raises(ConfigError, match=r"isnan of a parameter .*away"):
         torch.isnan(parameters["weight"])

@@ -9,9 +9,9 @@ from lohan.engine.planning.write_limit import (
     WRITE_PRICES,
     Candidate,
     WriteLimit,
-    dearer_writes,
     deferred_share,
     fastest_within,
+    with_write_price,
     written_by_run,
     written_by_seal,
 )
@@ -31,7 +31,7 @@ def candidates(*, ram_bytes: int = 128 * GIB, clips: bool = False) -> tuple[Cand
     machine = machine_named("paper-4090").with_ram(ram_bytes)
     workload = Workload(batch=64, sequence=1024, clips_gradients=clips)
     plans = [
-        make_plan("lohan+", dearer_writes(machine, price), shape_of("gpt-13b"), workload)
+        make_plan("lohan+", with_write_price(machine, price), shape_of("gpt-13b"), workload)
         for price in WRITE_PRICES
     ]
     return tuple(
@@ -104,5 +104,5 @@ def test_drives_that_are_hardly_there_can_be_planned_with() -> None:
     box = machine_named("paper-4090")
     slow = replace(box.ssds[0], write_bytes_per_second=LEAST_RATE)
     for price in WRITE_PRICES:
-        dearer = dearer_writes(replace(box, ssds=(slow,)), price)
+        dearer = with_write_price(replace(box, ssds=(slow,)), price)
         assert dearer.ssds[0].write_bytes_per_second == LEAST_RATE

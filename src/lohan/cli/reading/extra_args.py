@@ -8,12 +8,12 @@ from typing import Any
 
 from lohan.errors import ConfigError
 
-# For typer: leave what is not known to `read_words`.
+# For typer: leave what is not known to `read_extra_args`.
 FREE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 _USAGE = "lohan train [CONFIG.yaml] --model M --data rows.jsonl --ssd DIR --out OUT [--key value]"
 
 
-def read_words(words: list[str]) -> tuple[str | None, list[tuple[str, Any]]]:
+def read_extra_args(words: list[str]) -> tuple[str | None, list[tuple[str, Any]]]:
     """Read what is left of a command line: at most one file, and pairs of --key and value.
 
     A --key without a value gives True.
@@ -31,7 +31,7 @@ def read_words(words: list[str]) -> tuple[str | None, list[tuple[str, Any]]]:
             value: str | bool = text
             if not equals:
                 # A name alone switches on, as in the scripts of TRL; `load_config` refuses it
-                # where that cannot be meant.
+                # where that is not valid.
                 is_alone = not left or (left[0].startswith("--") and len(left[0]) > 2)
                 value = is_alone or left.pop(0)
             overrides.append((key.replace("-", "_"), value))

@@ -1,4 +1,4 @@
-"""Whoever computes with a model between steps, or saves it, is told that its weights are away."""
+"""Whoever computes with a model between steps, or saves it, is told that its weights are offloaded."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def assert_refused(model: torch.nn.Module, batch: dict[str, Any]) -> None:
         model.state_dict,
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match="weights are away") as caught:
+        with pytest.raises(ConfigError, match="weights are offloaded") as caught:
             call()
         assert "engine.evaluate()" in str(caught.value)
 
@@ -74,12 +74,12 @@ def test_a_copy_of_a_model_and_one_around_it_can_be_trained_in_their_turn(
     values = {name: value.clone() for name, value in model.state_dict().items()}
     with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
         before = engine.evaluate(batches)
-    with pytest.raises(ConfigError, match="weights are away"):
+    with pytest.raises(ConfigError, match="weights are offloaded"):
         copy.deepcopy(model)
     model.load_state_dict(values, assign=True)
     other = make(model)
     with attach(case, other, optimizer_for(case, other), tmp_path) as engine:
         assert engine.evaluate(batches) == before
         engine.step(batches)
-        with pytest.raises(ConfigError, match="weights are away"):
+        with pytest.raises(ConfigError, match="weights are offloaded"):
             other(**batches[0])
