@@ -168,6 +168,8 @@ def test_a_penalty_that_comes_later_is_refused_with_the_name_of_the_weight(tmp_p
     model, steps = Plain().to(torch.bfloat16), _batches()
     with (
         start(case, model, optimizer_for(case, model), tmp_path, steps[0][0]) as engine,
-        pytest.raises(ScheduleError, match=r"enter\.weight.*are offloaded.*give a loss .* to `attach`"),
+        pytest.raises(
+            ScheduleError, match=r"enter\.weight.*are offloaded.*give a loss .* `attach`"
+        ),
     ):
         engine.step(steps[0], with_penalty)

@@ -1,4 +1,4 @@
-"""Whoever computes with a model between steps, or saves it, is told that its weights are offloaded."""
+"""Computing with a model between steps, or saving it, is refused: its weights are offloaded."""
 
 import copy
 from collections.abc import Callable

@@ -8,9 +8,10 @@ import torch
 
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
+from lohan.engine.options import FirstStates, Options
 from lohan.optimizer.torch_optimizer import AdamW
 from support.engine_faults import States
-from support.engine_runs import EngineCase, forced, optimizer_for
+from support.engine_runs import FIRST_NAMES, EngineCase, forced, optimizer_for
 from support.in_memory_training import PlainRun, plain_end
 from support.small_machines import small_machine
 
@@ -27,18 +28,22 @@ def start(
 ) -> Engine:
     place = directory / "ssd0"
     place.mkdir(exist_ok=True)
+    first = FirstStates(**{name: options.pop(name) for name in FIRST_NAMES if name in options})
     return attach_engine(
         model,
         optimizer,
-        ssd=[place],
-        ram_bytes=case.ram_bytes,
-        gpu_bytes=case.gpu_bytes,
-        machine=small_machine(1),
-        device=case.device,
-        policy=forced(case),
-        num_threads=1,
-        example=example,
-        **options,
+        Options(
+            ssd=[place],
+            ram_bytes=case.ram_bytes,
+            gpu_bytes=case.gpu_bytes,
+            machine=small_machine(1),
+            device=case.device,
+            policy=forced(case),
+            num_threads=1,
+            example=example,
+            **options,
+        ),
+        first,
     )
 
 

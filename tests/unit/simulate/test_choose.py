@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from lohan.simulate.what_if import what_ifs
 
 from lohan.hardware.machine import Machine
 from lohan.hardware.presets import machine_named
@@ -14,6 +13,7 @@ from lohan.plan.limits import Question
 from lohan.plan.plan_load import least_seconds
 from lohan.plan.policies.lesser import drive_counts, lesser_requests, ram_below, with_drives_of
 from lohan.simulate import simulate_plan
+from lohan.simulate.answers.what_if import what_ifs
 from lohan.simulate.choose import EQUALLY_FAST, Judge, JudgedPlan, best_of, best_plan
 from lohan.simulate.quick import quick_step
 from lohan.units import GIB
