@@ -338,13 +338,13 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_reading_weights_that_are_away_is_refused(tmp_path: pathlib.Path) -> None:
+def test_reading_weights_that_are_offloaded_is_refused(tmp_path: pathlib.Path) -> None:
     callback = Reading(["on_train_begin", "on_step_end"], READS)
     _, ours = next(pair(tmp_path, lambda: {"callbacks": [callback]}, max_steps=1))
     ours.train()
     for place, found in callback.found.items():
         assert isinstance(found, ConfigError), (place, found)
-        assert "away" in str(found), place
+        assert "offloaded" in str(found), place
     assert len(callback.found) == 2 * len(READS)
     ours.close()
 

@@ -113,10 +113,15 @@ def plan_run(
     found = planning.plans(budgets)
     if not found:
         raise planning.refusal(budgets, sizes)
-    # A run that is going on ends by what it has written, not by what is predicted.
-    best = fastest_within(_judged(found), budgets.writes, is_binding=fixed_residents is None)
-    if fixed_residents is None and budgets.writes is None:
-        best = best_of([best, *_judged(planning.others(best, budgets))])
+    judged = _judged(found)
+    if fixed_residents is None:
+        fastest = min(judged, key=lambda one: one.step.step_seconds)
+        judged += _judged(planning.others(fastest, budgets))
+    if budgets.writes is None:
+        best = best_of(judged)
+    else:
+        # A run that is going on ends by what it has written, not by what is predicted.
+        best = fastest_within(judged, budgets.writes, is_binding=fixed_residents is None)
     seconds, plan, used = best.step.step_seconds, best.plan, best.machine
     if fixed_residents is not None:
         plan = replace(

@@ -91,15 +91,13 @@ def deferred_share(plan: Plan) -> float:
 
 
 def fastest_within(
-    found: Sequence[Candidate], allowed: WriteLimit | None, *, is_binding: bool
+    found: Sequence[Candidate], allowed: WriteLimit, *, is_binding: bool
 ) -> Candidate:
     """The fastest candidate within a limit; the one that writes least if it does not bind.
 
     Raises:
         DoesNotFit: all of them write more, and the limit binds.
     """
-    if allowed is None:
-        return min(found, key=lambda one: one.step.step_seconds)
     totals = [allowed.run_bytes(one.plan, one.step.written_bytes) for one in found]
     within = [
         one for one, nbytes in zip(found, totals, strict=True) if nbytes <= allowed.budget_bytes

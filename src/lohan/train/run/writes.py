@@ -42,9 +42,10 @@ def planned_seals(trainer: Any, num_steps: int) -> int:
     num_seals = 1
     if strategy == "steps":
         steps = args.save_steps
-        num_seals += num_steps // max(1, math.ceil(num_steps * steps) if steps < 1 else int(steps))
+        every_steps = max(1, math.ceil(num_steps * steps) if steps < 1 else int(steps))
+        num_seals += max(0, num_steps - 1) // every_steps  # the last step is sealed once
     elif strategy == "epoch":
-        num_seals += math.ceil(args.num_train_epochs)
+        num_seals = max(1, math.ceil(args.num_train_epochs))
     return num_seals + (num_steps // every if every is not None else 0)
 
 

@@ -73,9 +73,9 @@ def test_the_length_of_a_run_is_known_before_it_begins(
     ("changes", "num_seals"),
     [
         ({"save_steps": 4}, 3),
-        ({"save_steps": 0.5}, 3),
+        ({"save_steps": 0.5}, 2),
         ({"save_strategy": "no"}, 1),
-        ({"save_strategy": "epoch", "num_train_epochs": 3}, 4),
+        ({"save_strategy": "epoch", "num_train_epochs": 3}, 3),
     ],
 )
 def test_seals_are_counted(changes: dict[str, Any], num_seals: int, tmp_path: pathlib.Path) -> None:

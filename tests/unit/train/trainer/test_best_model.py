@@ -65,7 +65,6 @@ def make(folder: pathlib.Path, *callbacks: TrainerCallback, **changes: Any) -> S
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
-        "log_level": "error",
     }
     return Scored(
         tiny_chat.model(attention_dropout=0.2),
