@@ -62,8 +62,8 @@ def test_a_repeated_key_is_refused_at_any_depth() -> None:
 def test_an_unknown_key_gets_the_nearest_known_one_at_any_depth() -> None:
     with pytest.raises(ConfigError, match=r'file has the unknown key "part".*write "parts"'):
         read(part=[])
-    with pytest.raises(ConfigError, match=r'file\.parts\[1\] has the unknown key "siz".*"sizes"'):
-        read(parts=[{"name": "a"}, {"name": "b", "siz": []}])
+    with pytest.raises(ConfigError, match=r'file\.parts\[1\] has the unknown key "size".*"sizes"'):
+        read(parts=[{"name": "a"}, {"name": "b", "size": []}])
     assert read(notes={"anything": "goes"}).notes == {"anything": "goes"}
 
 
