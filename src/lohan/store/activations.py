@@ -2,7 +2,7 @@
 
 Owns the SSD room, reserved once and used anew every step, and where each output lies. The buffers
 are the caller's: leased here in exact sizes against a budget, or its own. Which outputs are
-swapped is the plan's choice. Nothing here survives the process. Called by the runtime's lanes.
+swapped is the plan's choice. Nothing here survives the process. Called by `lanes`.
 """
 
 import threading

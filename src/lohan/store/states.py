@@ -2,7 +2,7 @@
 
 Owns the state file, the resident parts and the books of every block's slots, and with them the
 promise that what was sealed is never overwritten. Knows tensors and blocks, no schedule: when to
-read, update and seal is the caller's. Called by the runtime's lanes and by checkpoints.
+read, update and seal is the caller's. Called by `lanes` and by checkpoints.
 """
 
 import ctypes

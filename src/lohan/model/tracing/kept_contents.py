@@ -2,7 +2,7 @@
 must leave no trace.
 
 Owns telling whether a container, an object, a closure, a tensor or a generator has changed, and
-undoing it. Which ones there are is up to `objects`. Used by tracing, and by the runtime around
+undoing it. Which ones there are is up to `objects`. Used by tracing, and by `drive` around
 forwards that count random numbers and blocks that are run again. Imports torch.
 """
 

@@ -2,7 +2,7 @@
 
 Owns what lies behind a value, and which values are nobody's to copy or to put back (plain ones,
 classes, what belongs to threads and files). Used by `skeleton`, which copies what may change, and
-by the runtime, which puts it back. Imports torch.
+by `drive`, which puts it back. Imports torch.
 """
 
 import enum
