@@ -1,5 +1,6 @@
 """Blocks that touch more than their result: as in memory to the bit, or refused with a reason."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lohan.drive.activations.swap_modes import CaptureMode, ForwardRecord
+from lohan.drive.captured.graphs import Graph
 from lohan.errors import ConfigError
 from lohan.optimizer.torch_optimizer import AdamW
 from support.toy_models import WIDTH, Toy, ToyBlock
@@ -295,14 +296,14 @@ class WorkBehindBlocks(Toy):
 def test_work_between_blocks_does_not_change_what_is_done_with_their_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = []
-    finish = CaptureMode.finish
+    fitting = []
+    fits = Graph.fits
 
-    def finish_and_note(mode: CaptureMode) -> ForwardRecord:
-        records.append(finish(mode))
-        return records[-1]
+    def fits_and_note(graph: Graph, names: Mapping[int, str]) -> bool:
+        fitting.append(fits(graph, names))
+        return fitting[-1]
 
-    monkeypatch.setattr(CaptureMode, "finish", finish_and_note)
+    monkeypatch.setattr(Graph, "fits", fits_and_note)
     assert_same_toys(*run_toy(lambda: WorkBehindBlocks(lambda _: ToyBlock()), tmp_path))
-    assert records
-    assert not any(record.is_other for record in records)
+    assert fitting
+    assert all(fitting)

@@ -1,7 +1,6 @@
 """Choices made from a traced shape, as a planner makes them, against plain PyTorch.
 
-The tracer numbers operators on fake tensors, the driver on real ones; skipped operators are those
-the shape says nothing needs, and are filled with NaN to prove it.
+The planner's tracer and the captured graph number the operators of a block alike.
 """
 
 import functools
@@ -13,9 +12,8 @@ import pytest
 import torch
 
 from lohan.drive import SegmentedModel, segments_from_trace
-from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices, KeepStore
 from lohan.model.assemble import trace_shape
-from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.model.tracing.trace_model import TraceableModel
 from lohan.verify.plain_loop import losses_and_gradients
@@ -48,17 +46,13 @@ INPUTS: dict[str, tuple[Callable[[int, int], dict[str, Any]], bool]] = {
 
 
 def planned(block: BlockShape, share: float, pick: random.Random) -> BlockChoices:
-    """Store some of what autograd keeps; skip all that is neither stored nor run again."""
+    """Store some of what autograd keeps."""
     stored = {one.index for one in block.operators if one.is_saved and pick.random() < share}
-    again = set(recomputation(block, stored).operators)
-    by_index = {one.index: one for one in block.operators}
     return BlockChoices(
         stored=frozenset(stored),
-        skipped=frozenset(by_index.keys() - stored - again),
         names={
-            index: one.name.rpartition("/")[2].rpartition("+")[2] for index, one in by_index.items()
+            one.index: one.name.rpartition("/")[2].rpartition("+")[2] for one in block.operators
         },
-        should_poison=True,
     )
 
 
@@ -107,21 +101,8 @@ def test_plans_from_a_traced_shape_change_no_bit(name: str) -> None:
             block.id: planned(shape.kinds[shape.sequence_of_kinds[block.id]], share, pick)
             for block in driven.segments.blocks
         }
-        assert all(choice.skipped for choice in choices.values())
         hooks.gradients.clear()
         losses = driven.step(batches, loss_fn, choices=choices)
         assert all(map(same_bits, losses, expected_losses))
         assert_same_gradients(hooks.gradients, expected)
         assert len(store) == 0
-
-
-def test_a_skipped_output_that_is_needed_after_all_shows_as_nan() -> None:
-    """The proof proves something: skipping what backward reads spoils the gradients."""
-    driven, hooks, _ = drive("dit", build("dit"))
-    shape, last = shape_of("dit"), driven.segments.blocks[-1].id
-    block = shape.kinds[shape.sequence_of_kinds[last]]
-    needed = next(one.index for one in block.operators if one.is_saved)
-    wrong = BlockChoices(skipped=frozenset([needed]), should_poison=True)
-    batches = [TINY_MODELS["dit"].batch(0, torch.float32)]
-    driven.step(batches, LOSS_FUNCTIONS["dit"], choices={last: wrong})
-    assert any(torch.isnan(gradient).any() for gradient in hooks.gradients.values())

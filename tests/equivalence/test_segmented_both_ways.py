@@ -1,4 +1,4 @@
-"""Awkward blocks against plain PyTorch, through kept graphs and run again.
+"""Awkward blocks against plain PyTorch, with all that backward reads stored, and nothing of it.
 
 Weights come in a fresh buffer for every visit, and the buffers they left are filled with NaN.
 """
@@ -11,31 +11,29 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lohan.drive.activations.swap_modes import BlockChoices
+from lohan.drive.activations.store import BlockChoices
 from lohan.errors import ConfigError
-from lohan.verify.plain_loop import losses_and_gradients
 from support.block_backwards import count_backwards
-from support.driven_toys import assert_as_plain
-from support.driving_hooks import same_bits, twin
+from support.driven_toys import EVERYTHING, assert_as_plain
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
 
-@pytest.fixture(params=["kept", "again"])
+@pytest.fixture(params=["stored", "again"])
 def check(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[nn.Module], None]:
     """Compares two steps of three micro-batches with those of plain training."""
     counts = count_backwards(monkeypatch)
-    choices = BlockChoices(graph_bytes=1 << 20 if request.param == "kept" else None)
+    choices = EVERYTHING if request.param == "stored" else BlockChoices()
 
     def run(
         model: nn.Module,
         *,
-        is_kept: bool = True,
+        is_captured: bool = True,
         batches: Callable[[], list[dict[str, Any]]] = toy_batches,
     ) -> None:
         assert_as_plain(model, choices, batches=batches)
-        assert (counts.num_kept > 0) == (is_kept and request.param == "kept")
+        assert (counts.num_captured > 0) == is_captured
 
     return run
 
@@ -106,6 +104,23 @@ class WritesScales(Toy):
         return x
 
 
+class ReadsANumber(ToyBlock):
+    scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+class WritesNumbers(Toy):
+    """A number that is another one for every micro-batch; the same three in every step."""
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            block.scale = round(float(x.detach().abs().mean()), 3)
+            x = block(x)
+        return x
+
+
 class ReadsBetween(Toy):
     scale: torch.Tensor
 
@@ -120,48 +135,18 @@ class ReadsBetween(Toy):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "is_captured"),
     [
-        lambda: Toy(lambda _: WritesItsScale()),
-        lambda: WritesScales(lambda _: ReadsItsScale()),
-        lambda: ReadsBetween(lambda _: ToyBlock()),
+        (lambda: Toy(lambda _: WritesItsScale()), False),
+        (lambda: WritesScales(lambda _: ReadsItsScale()), False),
+        (lambda: WritesNumbers(lambda _: ReadsANumber()), True),
+        (lambda: ReadsBetween(lambda _: ToyBlock()), True),
     ],
 )
 def test_backward_sees_the_attributes_of_its_own_micro_batch(
-    make: Callable[[], nn.Module], check: Callable[..., None]
+    make: Callable[[], nn.Module], is_captured: bool, check: Callable[..., None]
 ) -> None:
-    check(make())
-
-
-class LeavesItsGradient(ToyBlock):
-    """Writes one attribute in forward and in backward, as those do that watch themselves."""
-
-    count = 0
-    last: torch.Tensor | None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count, self.last = self.count + 1, None
-        y = super().forward(x)
-        y.register_hook(self.on_gradient)
-        return torch.tanh(y)
-
-    def on_gradient(self, gradient: torch.Tensor) -> None:
-        self.last = gradient.clone()
-
-
-# A block that is run again ends with the attributes it had before.
-@pytest.mark.parametrize("check", ["kept"], indirect=True)
-def test_what_hooks_leave_in_attributes_is_that_of_the_last_micro_batch(
-    check: Callable[..., None],
-) -> None:
-    model = Toy(lambda _: LeavesItsGradient())
-    plain = twin(model)
-    check(model)
-    for _ in range(2):
-        losses_and_gradients(plain, toy_batches(3))
-    for block, expected in zip(model.blocks, plain.blocks, strict=True):
-        assert block.count == expected.count == 6
-        assert same_bits(block.last, expected.last)
+    check(make(), is_captured=is_captured)
 
 
 class GivesNoGradient(torch.autograd.Function):
@@ -205,7 +190,7 @@ class ReadsReturnedWeights(Toy):
 def test_weights_that_a_block_returns_are_there_when_it_is_over(
     check: Callable[..., None],
 ) -> None:
-    check(ReadsReturnedWeights(lambda _: ReturnsWeights()), is_kept=False)
+    check(ReadsReturnedWeights(lambda _: ReturnsWeights()))
 
 
 class CountsCalls(ToyBlock):
@@ -231,7 +216,7 @@ def test_a_block_that_is_run_again_starts_with_the_attributes_it_had(
     block: type[CountsCalls], check: Callable[..., None]
 ) -> None:
     model = Toy(lambda _: block())
-    check(model, is_kept=block is CountsCalls)
+    check(model, is_captured=False)
     assert [one.num_calls for one in model.blocks] == [2 * 3] * 3
 
 
@@ -300,4 +285,4 @@ def test_a_block_that_holds_a_weight_is_known_for_it_with_all_inputs(
     def unequal() -> list[dict[str, Any]]:
         return [toy_batches(1, rows=rows)[0] for rows in (3, 4, 5)]
 
-    check(Toy(lambda _: TurnsItsWeightOnce()), is_kept=False, batches=unequal)
+    check(Toy(lambda _: TurnsItsWeightOnce()), is_captured=False, batches=unequal)

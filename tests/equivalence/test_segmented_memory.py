@@ -9,7 +9,7 @@ import torch
 
 from lohan.device import CpuDevice
 from lohan.drive import Phase, SegmentedModel, SegmentGradients
-from lohan.drive.activations.swap_modes import ActivationKey, KeepStore
+from lohan.drive.activations.store import ActivationKey, KeepStore
 from lohan.vocabulary import BlockId
 from support.driving_hooks import ComeAndGo, twin
 from support.mapped_segments import map_segments
@@ -180,7 +180,7 @@ def test_gradients_of_a_block_are_not_collected_before_they_are_added() -> None:
                 used.append(device.peak_bytes)
             super().after(segment, phase, gradients)
 
-    model = Toy(lambda _: ToyBlock(hidden=4000))
+    model = Toy(lambda _: ToyBlock(hidden=40_000))
     segments = map_segments(model)
     sets = segments.parameter_sets(model)
     with CpuDevice(counts_compute=True) as device:
@@ -192,10 +192,11 @@ def test_gradients_of_a_block_are_not_collected_before_they_are_added() -> None:
             enter_thread=device.compute,
         )
         with device.compute():
-            driven.step(toy_batches(1, rows=1))
-    before, peak = used
-    flat_bytes = 4 * 2 * 4000 * WIDTH
-    assert flat_bytes < peak - before < 1.8 * flat_bytes
+            for _ in range(2):  # eager, then captured
+                driven.step(toy_batches(1, rows=1))
+    flat_bytes = 4 * 2 * 40_000 * WIDTH
+    for before, peak in zip(used[::2], used[1::2], strict=True):
+        assert flat_bytes < peak - before < 1.8 * flat_bytes
 
 
 def test_logits_of_one_micro_batch_are_alive_at_a_time() -> None:

@@ -3,13 +3,11 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
 
 import pytest
 import torch
 
 from lohan.drive import SegmentedModel
-from lohan.drive.activations.swap_modes import BlockChoices
 from lohan.errors import ConfigError, LohanError, ScheduleError
 from support.driven_toys import assert_nothing_left, drive
 from support.driving_hooks import (
@@ -198,31 +196,3 @@ def test_sparse_gradients_are_refused() -> None:
 def test_a_model_without_repeated_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="no repeated blocks"):
         map_segments(torch.nn.Linear(3, 3))
-
-
-def test_choices_for_another_block_are_refused() -> None:
-    driven, hooks, store = drive(Toy(lambda _: ToyBlock()))
-    first = driven.segments.blocks[0].id
-    for choices, message in [
-        (BlockChoices(stored=frozenset([99])), "the choices name"),
-        (BlockChoices(stored=frozenset([0])), "view of its input"),
-        (BlockChoices(skipped=frozenset([1]), names={1: "mm"}), "mm was expected"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            driven.step(toy_batches(2), choices={first: choices})
-        hooks.abandon()
-        assert len(store) == 0
-
-
-def test_a_block_that_runs_other_operators_again_is_refused() -> None:
-    class Fickle(ToyBlock):
-        calls: ClassVar[list[int]] = []  # of all blocks, and so put back for none
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls.append(1)
-            return super().forward(x) * (2.0 if len(self.calls) <= 3 else torch.exp(x))
-
-    driven, _, _ = drive(Toy(lambda _: Fickle()))
-    last = driven.segments.blocks[-1].id
-    with pytest.raises(ScheduleError, match="in the re-run"):
-        driven.step(toy_batches(1), choices={last: BlockChoices(stored=frozenset([1]))})

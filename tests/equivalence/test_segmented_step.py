@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lohan.drive import SegmentedModel, SegmentMap
-from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices, KeepStore
 from lohan.drive.surroundings.ambient import memory_features_off
 from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
@@ -54,9 +54,7 @@ def storable_of(name: str, dropout: float, dtype: torch.dtype) -> dict[str, list
     loss_fn = LOSS_FUNCTIONS.get(name)
     with operators_listed(model, TINY_MODELS[name].runs) as listed, memory_features_off(model):
         losses_and_gradients(model, batches_of(name, 1, dtype), loss_fn)
-    return {
-        path: [call.ordinal for call in calls if call.can_store] for path, calls in listed.items()
-    }
+    return {path: [call.ordinal for call in calls] for path, calls in listed.items()}
 
 
 def choices_of(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lohan.drive import Phase, SegmentedModel
-from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices, KeepStore
 from lohan.verify.plain_loop import losses_and_gradients
+from support.driven_toys import EVERYTHING
 from support.driving_hooks import (
     ComeAndGo,
     assert_same_gradients,
@@ -16,7 +17,6 @@ from support.driving_hooks import (
     twin,
 )
 from support.mapped_segments import map_segments, observe_rest_uses
-from support.operator_list import operators_listed
 from support.toy_models import TOYS, Toy, ToyBlock, toy_batches
 
 RUNS = [["blocks.0", "blocks.1", "blocks.2"]]
@@ -37,35 +37,19 @@ def make(name: str) -> Toy:
     return TOYS[name]().train()
 
 
-def everything_stored(model: Toy, driven: SegmentedModel) -> dict[Any, BlockChoices]:
-    listing = twin(model)
-    with operators_listed(listing, RUNS) as listed:
-        listing(**toy_batches(1)[0])
-    return {
-        block.id: BlockChoices(
-            stored=frozenset(call.ordinal for call in listed[block.name] if call.can_store)
-        )
-        for block in driven.segments.blocks
-    }
+def everything_stored(driven: SegmentedModel) -> dict[Any, BlockChoices]:
+    return {block.id: EVERYTHING for block in driven.segments.blocks}
 
 
-def graphs_kept(driven: SegmentedModel) -> dict[Any, BlockChoices]:
-    return {block.id: BlockChoices(graph_bytes=1 << 20) for block in driven.segments.blocks}
-
-
-@pytest.mark.parametrize("stored", ["nothing", "everything", "graphs"])
+@pytest.mark.parametrize("stored", ["nothing", "everything"])
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 @pytest.mark.parametrize("name", TOYS)
 def test_hard_models_equal_plain_training(name: str, num_micro_batches: int, stored: str) -> None:
-    if name == "same block" and stored == "everything":
-        pytest.skip("operators of a block that runs three times are listed once")
     model = make(name)
-    plain, listing = twin(model), twin(model)
+    plain = twin(model)
     driven, hooks, store = drive(model)
     batches = toy_batches(num_micro_batches)
-    choices = everything_stored(listing, driven) if stored == "everything" else {}
-    if stored == "graphs":
-        choices = graphs_kept(driven)
+    choices = everything_stored(driven) if stored == "everything" else {}
     for step in range(2):
         torch.manual_seed(step)
         expected_losses, expected = losses_and_gradients(plain, batches)

@@ -1,4 +1,4 @@
-"""Counts how blocks went backward: through a kept graph, or run again."""
+"""Counts how blocks went backward: as graphs, or by running their own code again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from lohan.drive.block_run import BlockRunner
-from lohan.drive.kept_graph import KeptGraph
 
 
 @dataclass
 class BlockBackwards:
     """How often either happened."""
 
-    num_kept: int = 0
+    num_captured: int = 0
     num_again: int = 0
 
 
@@ -22,13 +21,15 @@ def count_backwards(monkeypatch: pytest.MonkeyPatch) -> BlockBackwards:
     """From now on."""
     counts = BlockBackwards()
 
-    def counting(original: Callable[..., None], name: str) -> Callable[..., None]:
-        def count(*args: Any, **kwargs: Any) -> None:
-            setattr(counts, name, getattr(counts, name) + 1)
-            original(*args, **kwargs)
+    def counting(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def count(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if result is not False:
+                setattr(counts, name, getattr(counts, name) + 1)
+            return result
 
         return count
 
-    monkeypatch.setattr(KeptGraph, "backward", counting(KeptGraph.backward, "num_kept"))
-    monkeypatch.setattr(BlockRunner, "_run_again", counting(BlockRunner._run_again, "num_again"))
+    for method, name in (("_graph_backward", "num_captured"), ("_run_again", "num_again")):
+        monkeypatch.setattr(BlockRunner, method, counting(getattr(BlockRunner, method), name))
     return counts

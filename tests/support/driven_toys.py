@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from lohan.drive import SegmentedModel
-from lohan.drive.activations.swap_modes import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices, KeepStore
 from lohan.verify.plain_loop import losses_and_gradients
 from support.driving_hooks import ComeAndGo, assert_same_gradients, same_bits, twin
 from support.mapped_segments import map_segments
 from support.toy_models import toy_batches
 
-AMPLE_BYTES = 1 << 20
-"""Room for the graph of any toy."""
+EVERYTHING = BlockChoices(stored=frozenset(range(1000)))
+"""All that the backward of any toy reads is stored."""
 
 
 def drive(
@@ -47,15 +47,15 @@ def drive_with(
 
 
 def drive_kept(
-    model: torch.nn.Module, graph_bytes: int = AMPLE_BYTES
+    model: torch.nn.Module,
 ) -> tuple[Callable[..., Any], ComeAndGo, KeepStore]:
-    """A step that may keep the graphs of all blocks."""
-    return drive_with(model, BlockChoices(graph_bytes=graph_bytes))
+    """A step that stores everything."""
+    return drive_with(model, EVERYTHING)
 
 
-def check_kept(model: torch.nn.Module, *, graph_bytes: int = AMPLE_BYTES) -> None:
+def check_kept(model: torch.nn.Module) -> None:
     """Such steps have the bits of plain training."""
-    assert_as_plain(model, BlockChoices(graph_bytes=graph_bytes))
+    assert_as_plain(model, EVERYTHING)
 
 
 def assert_as_plain(

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lohan.drive.activations.operator_rules import reason_not_to_store
 from lohan.model.tracing.trace_ops import is_counted
 
 
@@ -16,7 +15,6 @@ from lohan.model.tracing.trace_ops import is_counted
 class ListedCall:
     ordinal: int
     name: str
-    can_store: bool
 
 
 class ListMode(TorchDispatchMode):
@@ -30,12 +28,10 @@ class ListMode(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if is_counted(func):
-            reason = reason_not_to_store(func, args, kwargs, result)
             self._calls.append(
                 ListedCall(
                     ordinal=len(self._calls),
                     name=func._overloadpacket.__name__,
-                    can_store=reason is None,
                 )
             )
         return result

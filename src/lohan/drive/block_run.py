@@ -1,11 +1,10 @@
-"""One block, one micro-batch: its forward, and its backward, for which it is mostly run again.
+"""One block, one micro-batch: its forward, and its backward.
 
-Owns what must survive between the two (`BlockVisit`): where the inputs went, the random state,
-the ambient settings, buffers the block changes. The forward builds a graph as the plain run does,
-because operators choose kernels by whether they need one. If all of it is to stay, it is kept
-(`kept_graph`); else it is dropped as soon as the forward ends, which needs as much memory as the
-re-run, and nothing survives but what was put into the store. Called by `passes` on the
-main thread.
+Owns what must survive between the two (`BlockVisit`): where the inputs went, the random state, the
+ambient settings, buffers the block changes. A block is run as a captured graph once that was found
+to give the bits of an eager run; before, and where it cannot be captured, its own code is run: the
+graph of its forward is dropped as soon as that ends, and made again for its backward. Called by
+`passes` on the main thread.
 """
 
 import contextlib
@@ -15,17 +14,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from lohan.drive.activations.swap_modes import (
-    ActivationKey,
-    ActivationStore,
-    BlockChoices,
-    CaptureMode,
-    ForwardRecord,
-    ReplayMode,
+from lohan.drive.activations.store import ActivationKey, ActivationStore, BlockChoices
+from lohan.drive.captured.graphs import (
+    Captures,
+    Graph,
+    Trust,
+    call_key,
+    output_tensors,
 )
+from lohan.drive.captured.record import Arguments, Arrived, NotCapturable
+from lohan.drive.captured.trial import Trial
 from lohan.drive.edges.cuts import (
     Edge,
     PendingGradients,
@@ -41,14 +42,16 @@ from lohan.drive.edges.entries import (
     refuse_changed_objects,
 )
 from lohan.drive.edges.exits import leave_block, refuse_changed_alias
-from lohan.drive.kept_graph import GraphWatch, KeptGraph, refuses_hooks
 from lohan.drive.surroundings.ambient import Ambient
 from lohan.drive.surroundings.randomness import Generators, RandomState, same_state
 from lohan.drive.watch.changing_buffers import ChangingBuffers
 from lohan.drive.watch.contents import Contents
 from lohan.drive.watch.held_values import HeldValues
 from lohan.drive.weights.parameter_views import Weights
+from lohan.model.tracing.trace_ops import storage_key
 from lohan.vocabulary import BlockId
+
+TakeGradient = Callable[[torch.nn.Parameter, torch.Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,12 @@ class BlockCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     ambient: Ambient
+    changes: Sequence[Any] = ()
+    """Attributes that the forward has assigned, once it has run."""
+    settings: Hashable = None
+    """What its code may read besides its arguments, as the micro-batch has it."""
+    why_not: str | None = None
+    """Why it cannot be captured, if that can be seen."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,13 +84,10 @@ class BlockVisit:
     """For each output leaf where its gradient waits; None for those without one."""
     random_state: RandomState | None
     """State before the forward, if it drew random numbers."""
-    record: ForwardRecord | None
-    buffers: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """Values before the forward of the buffers that it changes."""
-    objects: Contents
+    objects: Contents | None = None
     """Arguments that are neither tensors nor plain values."""
-    graph: KeptGraph | None = None
-    """Where there is one, the block is not run again."""
     held: list[tuple[Any, Any]] = field(default_factory=list)
     """Values in attributes that the forward changed inside, with what was in them before."""
     entered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
@@ -89,6 +95,18 @@ class BlockVisit:
 
     sharing: list[torch.Tensor] = field(default_factory=list)
     """Outputs with gradients whose memory is that of others; until then, too."""
+
+    key: Hashable | None = None
+    """How the block was called, if it may be captured."""
+    effect: str | None = None
+    """What the forward did besides returning its outputs."""
+    graph: Graph | None = None
+    """What ran it, if that was not its own code."""
+    stored: frozenset[int] = frozenset()
+    keys: dict[int, ActivationKey] = field(default_factory=dict)
+    """Of what the graph has stored, by its place in the cut."""
+    states: dict[int, RandomState] = field(default_factory=dict)
+    """Of the generators, before random calls of the graph."""
 
     def forget_inputs(self, what: str) -> None:
         """Check that what the store was given is still what the block saw, and let go of it."""
@@ -101,12 +119,12 @@ class BlockVisit:
 
     def refuse_other_objects(self, what: str) -> None:
         """Check that a re-run will find the objects that the forward was given, as they were."""
-        if self.graph is None:
+        if self.objects is not None:
             refuse_changed_objects(self.objects, what)
 
 
 class BlockRunner:
-    """Runs one block, forward and again; the same object for all micro-batches and steps."""
+    """Runs one block, forward and backward; the same object for all micro-batches and steps."""
 
     def __init__(
         self,
@@ -118,18 +136,25 @@ class BlockRunner:
         generators: Generators,
         weights: Weights,
         parameters: Sequence[torch.nn.Parameter],
+        captures: Captures,
     ) -> None:
-        """`weights`: of the model; `parameters`: all that the block uses, own and borrowed."""
+        """`weights`: of the model; `parameters`: all that the block uses, own and borrowed;
+        `captures`: of all its blocks."""
         self.block, self.name, self.module = block, name, module
         self._store, self._generators = store, generators
         self._weights, self._parameters = weights, tuple(parameters)
         self._buffers = ChangingBuffers(module, name)
         self._held = HeldValues(module, name)
-        self._changed_later: set[int] = set()
-        self._without_graph: set[Hashable] = set()
-        """Inputs, by their shapes, for which the graph was found not to be one to keep."""
-        self._holds_weights = False
-        """Whether that was because of weights."""
+        self._captures = captures
+        self._trust = captures.trust(name)
+        self._given_buffers: list[torch.Tensor] = []
+        self._parameter_names: Hashable = None
+
+    def begin_step(self) -> None:
+        """The block may be made of other parts than in the last one."""
+        self._given_buffers = list(self.module.buffers())
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        self._parameter_names = tuple(names.get(id(p), id(p)) for p in self._parameters)
 
     def forward(
         self,
@@ -148,207 +173,337 @@ class BlockRunner:
         )
         if may_have_backward:
             arrivals.put(self.block, micro_batch, self._store, keys)
+        key = self._key(call, arrivals) if may_have_backward and not modes else None
+        trust = self._trust.get(key) if key is not None else None
+        if trust is not None and trust.graph is not None:
+            return self._run_graph(trust.graph, call, arrivals, versions, key, micro_batch, choices)
         args, kwargs = arrivals.enter()
         random_state = self._generators.state()
         buffers = self._buffers.before() if may_have_backward else None
         held = self._held.before() if may_have_backward else []
-        watch, capture = None, None
-        if may_have_backward:
-            # Draws are recorded in steps of their own, which may as well run blocks again.
-            watch = self._watch(arrivals, choices) if not modes else None
-            capture = self._capture(micro_batch, choices) if watch is None else None
-        try:
-            raw = _run(call, args, kwargs, [*modes, watch.hooks() if watch else capture])
-        except RuntimeError as error:
-            if watch is None or buffers is None or not refuses_hooks(error):
-                raise
-            self._without_graph.add(arrivals.shapes)
-            self._generators.set_state(random_state)
-            self._buffers.put_back(buffers)
-            watch, capture = None, self._capture(micro_batch, choices)
-            raw = _run(call, args, kwargs, [capture])
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(call.ambient.applied())
+            for mode in modes:
+                stack.enter_context(mode)
+            raw = call.forward(*args, **kwargs)
         arrivals.refuse_changed_containers(f"block {self.name}")
         arrivals.refuse_hooks(f"block {self.name}")
-        outputs, exits, sharing = leave_block(raw, arrivals.originals(), capture, self._weights)
+        leaves, spec = tree_flatten(raw)
+        with_gradient = [isinstance(one, torch.Tensor) and one.requires_grad for one in leaves]
+        left, exits, sharing = leave_block(
+            leaves, with_gradient, arrivals.originals(), self._weights
+        )
+        outputs = tree_unflatten(left, spec)
         if buffers is None:
             return outputs, None
+        is_drawn = not same_state(random_state, self._generators.state())
         visit = BlockVisit(
             forward=call.forward,
             ambient=call.ambient,
             leaves=arrivals.noted,
             spec=arrivals.spec,
             exits=exits,
-            random_state=None,
-            record=capture.finish() if capture is not None else None,
+            random_state=random_state if is_drawn else None,
             buffers=self._buffers.changed(buffers),
             objects=arrivals.objects,
+            held=self._held.changed(held, is_run_again=True),
             entered=versions,
             sharing=sharing,
+            key=key,
         )
-        if not same_state(random_state, self._generators.state()):
-            visit.random_state = random_state
-        # What the next micro-batch changes in the block must not reach this one's backward.
-        if watch is not None and not visit.buffers and watch.may_keep():
-            visit.graph = KeptGraph(
-                outputs=tuple(
-                    get_gradient_edge(leaf) if edge is not None else None
-                    for leaf, edge in zip(tree_flatten(raw)[0], exits, strict=True)
-                ),
-                starts=arrivals.starts(),
-                deliveries=arrivals.deliveries,
-            )
-        elif watch is not None:
-            self._without_graph.add(arrivals.shapes)
-            # With other inputs it may let go of one weight and take another, which does not show.
-            self._holds_weights = self._holds_weights or watch.has_more_users()
-        visit.held = self._held.changed(held, is_run_again=visit.graph is None)
+        visit.effect = _effect(visit, call)
         return outputs, visit
 
-    def _watch(self, arrivals: Arrivals, choices: BlockChoices) -> GraphWatch | None:
-        if choices.graph_bytes is None or self._holds_weights:
-            return None
-        if arrivals.shapes in self._without_graph:
-            return None
-        return GraphWatch(
-            f"block {self.name}",
-            weights=self._weights,
-            parameters=self._parameters,
-            outside=[*arrivals.tensors.values(), *self.module.buffers()],
-            graph_bytes=choices.graph_bytes,
-        )
+    def _key(self, call: BlockCall, arrivals: Arrivals) -> Hashable | None:
+        why_not = call.why_not
+        if any(parameter._backward_hooks for parameter in self._parameters):
+            why_not = "a hook is on the gradient of one of its parameters"
+        key = call_key(arrivals.leaves, arrivals.spec, call.ambient)
+        if key is None:
+            why_not = "its arguments are more than tensors and plain values"
+        if why_not is None:
+            return call.settings, self._parameter_names, key
+        self._captures.refused[self.name] = why_not
+        return None
 
-    def _capture(self, micro_batch: int, choices: BlockChoices) -> CaptureMode | None:
-        if choices.is_empty:
-            return None
-        return CaptureMode(
-            block=self.block,
-            micro_batch=micro_batch,
-            choices=choices,
-            store=self._store,
-            generators=self._generators,
-            changed_later=self._changed_later,
+    def _run_graph(
+        self,
+        graph: Graph,
+        call: BlockCall,
+        arrivals: Arrivals,
+        versions: list[tuple[torch.Tensor, int]],
+        key: Hashable,
+        micro_batch: int,
+        choices: BlockChoices,
+    ) -> tuple[Any, BlockVisit]:
+        visit = BlockVisit(
+            forward=call.forward,
+            ambient=call.ambient,
+            leaves=arrivals.noted,
+            spec=arrivals.spec,
+            exits=[],
+            random_state=self._generators.state() if graph.draws else None,
+            entered=versions,
+            key=key,
+            graph=graph,
+            stored=choices.stored if graph.fits(choices.names) else frozenset(),
         )
+        cut, forward = graph.forward(visit.stored)
+        memory: set[int] = set()
+
+        def put(place: int, tensor: torch.Tensor) -> None:
+            key = ActivationKey(micro_batch, self.block, cut.stored[place].ordinal, place)
+            self._store.put(key, tensor)
+            visit.keys[place] = key
+            memory.add(storage_key(tensor))
+
+        def note(place: int) -> None:
+            visit.states[place] = self._generators.state()
+
+        tensors = [tensor.detach() for tensor in arrivals.tensors.values()]
+        originals = {
+            id(mine): own for mine, own in zip(tensors, arrivals.tensors.values(), strict=True)
+        }
+        with torch._C._AutoDispatchBelowAutograd():
+            made = forward([*self._values(), *tensors], put, note)
+        left, visit.exits, visit.sharing = leave_block(
+            output_tensors(graph, made), graph.with_gradient, originals, self._weights, memory
+        )
+        return tree_unflatten(left, graph.spec), visit
+
+    def _values(self) -> list[torch.Tensor]:
+        return [*(parameter.detach() for parameter in self._parameters), *self._given_buffers]
 
     def backward(
         self,
         visit: BlockVisit,
         *,
         pending: PendingGradients,
-        choices: BlockChoices,
+        take_gradient: TakeGradient,
         should_check: bool,
         on_recomputed: Callable[[], None],
     ) -> None:
-        """Send gradients into the block's inputs and parameters, running it again for its graph
-        where that was not kept.
-
-        Parameters collect theirs in `.grad`, from where the caller's hooks take them.
-        """
+        """Send gradients into the block's inputs and parameters; those of parameters go to
+        `take_gradient`, or to their `.grad`, from where the caller's hooks take them."""
         arrived = [pending.take(edge) if edge is not None else None for edge in visit.exits]
         if any(gradient is not None for gradient in arrived):
-            if visit.graph is not None:
-                visit.graph.backward(
-                    arrived,
-                    pending=pending,
-                    parameters=self._parameters,
-                    check=self._refuse_foreign if should_check else None,
-                    on_recomputed=on_recomputed,
-                )
-            else:
-                self._run_again(visit, pending, arrived, choices, should_check, on_recomputed)
+            entries = self._entries(visit, pending)
+            starts = Arrived(
+                of_tensors=[one.so_far for one in entries.values()],
+                of_outputs=arrived,
+                of_parameters=pending.take_all(self._parameters),
+            )
+            del arrived
+            is_done = visit.graph is not None and self._graph_backward(
+                visit, entries, starts, pending, take_gradient, on_recomputed
+            )
+            if not is_done:
+                self._run_again(visit, entries, starts, pending, should_check, on_recomputed)
         self.drop(visit)
 
     def drop(self, visit: BlockVisit) -> None:
-        """Let go of the graph and of what the store holds for a visit."""
-        visit.graph = None
+        """Let go of what the store holds for a visit."""
         for leaf in {leaf.key: leaf for leaf in visit.leaves if isinstance(leaf, Entry)}.values():
             if leaf.is_owner:
                 self._store.drop(leaf.key)
-        for key in visit.record.keys if visit.record is not None else ():
+        for key in visit.keys.values():
             self._store.drop(key)
+
+    def _entries(
+        self, visit: BlockVisit, pending: PendingGradients
+    ) -> dict[ActivationKey, "_Entered"]:
+        found: dict[ActivationKey, _Entered] = {}
+        for leaf in visit.leaves:
+            if isinstance(leaf, Entry) and leaf.key not in found:
+                kept = self._store.get(leaf.key)
+                if leaf.given is not None and leaf.given() is kept:
+                    refuse_changed(kept, leaf.version, f"block {self.name}")
+                so_far = pending.take(leaf.edge) if leaf.edge is not None else None
+                found[leaf.key] = _Entered(kept.detach(), leaf.edge, so_far)
+        return found
+
+    def _graph_backward(
+        self,
+        visit: BlockVisit,
+        entries: dict[ActivationKey, "_Entered"],
+        starts: Arrived,
+        pending: PendingGradients,
+        take_gradient: TakeGradient,
+        on_recomputed: Callable[[], None],
+    ) -> bool:
+        """Whether there is a graph for the gradients that arrived."""
+        graph = visit.graph
+        assert graph is not None
+        if not graph.knows(starts.pattern):
+            return False
+        backward = graph.backward(starts.pattern, visit.stored)
+        if backward is None:
+            return False
+        edges = [one.edge for one in entries.values() if one.edge is not None]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        delivered: list[tuple[Edge, torch.Tensor]] = []
+
+        def deliver(place: int, gradient: torch.Tensor) -> None:
+            if place < len(edges):
+                delivered.append((edges[place], gradient))
+            else:
+                take_gradient(trained[place - len(edges)], gradient)
+
+        given = [*self._values(), *(one.value for one in entries.values()), *starts.present()]
+        after = self._generators.state() if visit.states else None
+        entries.clear()
+        starts.forget()
+        with torch._C._AutoDispatchBelowAutograd():
+            backward(
+                given,
+                lambda place: self._store.get(visit.keys[place]),
+                lambda place: self._generators.set_state(visit.states[place]),
+                on_recomputed,
+                deliver,
+            )
+        if after is not None:
+            self._generators.set_state(after)
+        for edge, gradient in delivered:
+            pending.put(edge, gradient)
+        return True
 
     def _run_again(
         self,
         visit: BlockVisit,
+        entries: dict[ActivationKey, "_Entered"],
+        starts: Arrived,
         pending: PendingGradients,
-        arrived: list[torch.Tensor | None],
-        choices: BlockChoices,
         should_check: bool,
         on_recomputed: Callable[[], None],
     ) -> None:
+        """Run the block's own code again for its graph, and send gradients through that."""
+        trial = self._try_graph(visit, entries, starts)
         delivered: dict[Edge, torch.Tensor] = {}
         entered: dict[ActivationKey, torch.Tensor] = {}
-        roots: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for leaf in visit.leaves:
-            if isinstance(leaf, Entry) and leaf.key not in entered:
-                kept = self._store.get(leaf.key)
-                if leaf.given is not None and leaf.given() is kept:
-                    refuse_changed(kept, leaf.version, f"block {self.name}")
-                value = kept.detach()
-                del kept
-                if leaf.edge is not None:
-                    value = enter(value, partial(delivered.__setitem__, leaf.edge))
-                    so_far = pending.take(leaf.edge)
-                    if so_far is not None:
-                        roots.append((value, so_far))
-                entered[leaf.key] = value
+        for key, one in entries.items():
+            if one.edge is not None:
+                entered[key] = enter(one.value, partial(delivered.__setitem__, one.edge))
+            else:
+                entered[key] = one.value
         args, kwargs = tree_unflatten(
             [entered[leaf.key] if isinstance(leaf, Entry) else leaf for leaf in visit.leaves],
             visit.spec,
         )
-        with self._buffers.as_before(visit.buffers), self._held.as_before(visit.held):
-            raw = self._compute_again(visit, choices, args, kwargs)
-            for output, gradient in zip(tree_flatten(raw)[0], arrived, strict=True):
-                if gradient is not None:
-                    roots.append((output, gradient))
-            roots.extend(pending.take_parameters(self._parameters))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._buffers.as_before(visit.buffers))
+            stack.enter_context(self._held.as_before(visit.held))
+            raw = self._compute_again(visit, args, kwargs)
+            leaves = tree_flatten(raw)[0]
+            if trial is not None:
+                trial.note_outputs(leaves)
+                stack.enter_context(trial.noting())
+            ends = [*entered.values(), *leaves, *self._parameters]
+            everything = (*starts.of_tensors, *starts.of_outputs, *starts.of_parameters)
+            roots = [
+                (end, gradient)
+                for end, gradient in zip(ends, everything, strict=True)
+                if gradient is not None
+            ]
             tensors = [tensor for tensor, _ in roots]
             if should_check:
                 self._refuse_foreign([edge_of(tensor)[0] for tensor in tensors])
             gradients = [gradient for _, gradient in roots]
             # From here on only the graph holds the outputs, and only the engine the gradients.
-            del raw, args, kwargs, roots, arrived
+            del raw, leaves, ends, everything, args, kwargs, roots, entered
+            entries.clear()
+            starts.forget()
             on_recomputed()
             torch.autograd.backward(tensors, gradients)
+        if trial is not None:
+            self._judge(visit, trial, delivered)
         for edge, gradient in delivered.items():
             pending.put(edge, gradient)
 
-    def _compute_again(
-        self, visit: BlockVisit, choices: BlockChoices, args: Any, kwargs: Any
-    ) -> Any:
+    def _compute_again(self, visit: BlockVisit, args: Any, kwargs: Any) -> Any:
         after = self._generators.state()
         try:
             if visit.random_state is not None:
                 self._generators.set_state(visit.random_state)
             with visit.ambient.applied():
-                if visit.record is None:
-                    return visit.forward(*args, **kwargs)
-                replay = ReplayMode(
-                    block=self.block,
-                    choices=choices,
-                    store=self._store,
-                    generators=self._generators,
-                    forward=visit.record,
-                )
-                with replay:
-                    raw = visit.forward(*args, **kwargs)
-                replay.finish()
-                return raw
+                return visit.forward(*args, **kwargs)
         finally:
             self._generators.set_state(after)
+
+    # Whether a graph may stand for the block
+
+    def _try_graph(
+        self, visit: BlockVisit, entries: dict[ActivationKey, "_Entered"], starts: Arrived
+    ) -> Trial | None:
+        """Capture the block and run the graph on what an eager run is about to get; None if there
+        is nothing to try."""
+        if visit.key is None:
+            return None
+        trust = self._trust.setdefault(visit.key, Trust())
+        if not trust.is_open and visit.graph is None:
+            return None
+        trust.num_tries += 1
+        if visit.effect is not None:
+            trust.reason = visit.effect
+            return None
+        values = {key: one.value for key, one in entries.items()}
+        given = Arguments(
+            leaves=[values[leaf.key] if isinstance(leaf, Entry) else leaf for leaf in visit.leaves],
+            spec=visit.spec,
+            tensors=list(values.values()),
+            requires_grad=[one.edge is not None for one in entries.values()],
+            parameters=self._parameters,
+            buffers=self._given_buffers,
+        )
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with visit.ambient.applied():
+                return visit.forward(*args, **kwargs)
+
+        try:
+            graph = self._captures.graph(visit.key, forward, self.module, given, starts)
+        except NotCapturable as error:
+            trust.reason, trust.num_tries, trust.graph = str(error), _NEVER_AGAIN, None
+            return None
+        trial = Trial(graph, [one.edge for one in entries.values() if one.edge is not None])
+        trial.run(
+            [*self._values(), *given.tensors],
+            starts,
+            self._parameters,
+            self._generators,
+            visit.random_state,
+        )
+        return trial
+
+    def _judge(self, visit: BlockVisit, trial: Trial, delivered: dict[Edge, torch.Tensor]) -> None:
+        trust = self._trust[visit.key]
+        difference = trial.difference(delivered)
+        if difference is None:
+            trust.graph, trust.reason = trial.graph, None
+        else:
+            trust.graph, trust.num_tries = None, _NEVER_AGAIN
+            trust.reason = f"its graph gave another {difference} than its code"
 
     def _refuse_foreign(self, roots: Sequence[Node]) -> None:
         refuse_foreign_leaves(roots, set(self._parameters), f"block {self.name}")
 
 
-def _run(
-    call: BlockCall,
-    args: Any,
-    kwargs: Any,
-    modes: Sequence[contextlib.AbstractContextManager[Any] | None],
-) -> Any:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(call.ambient.applied())
-        for mode in modes:
-            if mode is not None:
-                stack.enter_context(mode)
-        return call.forward(*args, **kwargs)
+_NEVER_AGAIN = 1 << 30
+
+
+@dataclass(slots=True)
+class _Entered:
+    """A tensor that the block was given, back from the store."""
+
+    value: torch.Tensor
+    edge: Edge | None
+    so_far: torch.Tensor | None
+
+
+def _effect(visit: BlockVisit, call: BlockCall) -> str | None:
+    if visit.buffers:
+        return f"it changes its buffer {next(iter(visit.buffers))}"
+    if visit.held:
+        return "it changes what is inside of one of its attributes"
+    for _, name, _ in call.changes:
+        return f"it assigns its attribute {name}"
+    return None

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.drive.block_run import BlockCall, BlockVisit
+from lohan.drive.captured.graphs import outside_values, settings_of
 from lohan.drive.edges.cuts import PendingGradients
 from lohan.drive.edges.entries import EntryKeys
 from lohan.drive.edges.exits import HookWatch
@@ -122,7 +123,11 @@ class BlockInterceptor:
         modules: Sequence[torch.nn.Module],
         weights: Weights,
         device_types: tuple[str, ...],
+        outside: Sequence[torch.nn.Module] = (),
     ) -> None:
+        """`outside`: the modules of the model that are in no block."""
+        self._outside = outside
+        self._parts: dict[torch.nn.Module, list[torch.nn.Module]] = {}
         self._names, self._modules = tuple(names), tuple(modules)
         self._weights, self._device_types = weights, device_types
         self._running: dict[int, MicroBatch] = {}  # by thread
@@ -133,6 +138,7 @@ class BlockInterceptor:
         distinct = dict.fromkeys(self._modules)
         replaced: list[tuple[torch.nn.Module, Any]] = []
         try:
+            self._parts = {module: list(module.modules()) for module in distinct}
             for module in distinct:
                 replaced.append((module, vars(module).get("forward")))
                 module.forward = self._intercept(module, module.forward)
@@ -169,7 +175,8 @@ class BlockInterceptor:
             self._check_order(micro_batch, module)
             args, kwargs = self._without_weights(micro_batch, args, kwargs)
             ambient = Ambient.here(self._device_types)
-            noting = micro_batch.attributes.around(module, forward, self._weights)
+            settings, why_not = settings_of(self._parts[module])
+            noting, changes = micro_batch.attributes.around(module, forward, self._weights)
             collection = active_collection()
             if collection is not None:
                 noting = returning_collected(noting, collection)
@@ -179,6 +186,9 @@ class BlockInterceptor:
                     args=args,
                     kwargs=kwargs,
                     ambient=ambient,
+                    changes=changes,
+                    settings=(outside_values(self._outside), settings),
+                    why_not=why_not,
                 )
             )
             if collection is not None:

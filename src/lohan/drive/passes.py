@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lohan.drive.activations.swap_modes import BlockChoices
+from lohan.drive.activations.store import BlockChoices
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.edges.cuts import edge_of, is_exit, leaf_of
 from lohan.drive.gradient_sums import GradientSums
@@ -273,7 +273,7 @@ class Passes:
                 self._runners[segment.id].backward(
                     visit,
                     pending=micro_batch.pending,
-                    choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
+                    take_gradient=self._take_gradient,
                     should_check=micro_batch is self._micro_batches[0],
                     on_recomputed=lambda: self._hooks.recomputed(segment.id),
                 )
@@ -318,9 +318,13 @@ class Passes:
     def on_gradient(self, parameter: torch.Tensor) -> None:
         """Hook of every trainable parameter: take its gradient before it takes up room twice."""
         gradient, parameter.grad = parameter.grad, None
-        assert self._current is not None
         assert gradient is not None
         assert isinstance(parameter, torch.nn.Parameter)
+        self._take_gradient(parameter, gradient)
+
+    def _take_gradient(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """A block has sent a micro-batch's gradient to one of its parameters."""
+        assert self._current is not None
         segment, micro_batch = self._current
         assert self._sums is not None
         if self._sums.owner(parameter) == segment.id:

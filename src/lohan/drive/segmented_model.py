@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from lohan.drive.activations.live_keys import LiveKeys
-from lohan.drive.activations.swap_modes import ActivationStore, BlockChoices, KeepStore
+from lohan.drive.activations.store import ActivationStore, BlockChoices, KeepStore, LiveKeys
 from lohan.drive.block_run import BlockRunner
+from lohan.drive.captured.graphs import Captures
 from lohan.drive.gradient_sums import GradientSums
 from lohan.drive.hooks import ForwardOrder, SegmentHooks
 from lohan.drive.micro_batch import (
@@ -57,10 +57,12 @@ class SegmentedModel:
         device: torch.device | str = "cpu",
         store: ActivationStore | None = None,
         ledger: DrawLedger | None = None,
+        captures: Captures | None = None,
         enter_thread: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        """`ledger` remembers what batches draw, for one driver after another; `enter_thread` is
-        entered on the thread of each micro-batch (current device, stream)."""
+        """`ledger` remembers what batches draw and `captures` the graphs of blocks, for one driver
+        after another; `enter_thread` is entered on the thread of each micro-batch (current device,
+        stream)."""
         self.model, self.segments = model, segments
         self._sets, self._hooks, self._enter_thread = dict(sets), hooks, enter_thread
         self._device = torch.device(device)
@@ -71,6 +73,7 @@ class SegmentedModel:
         self.is_learning_draws = False
         self._is_first = True
         self._shared: SharedState | None = None
+        captures = captures if captures is not None else Captures()
         self._store = LiveKeys(store if store is not None else KeepStore())
         named = dict(model.named_parameters())
         self._runners = {
@@ -82,6 +85,7 @@ class SegmentedModel:
                 generators=self._generators,
                 weights=self._weights,
                 parameters=[named[name] for name in block.used],
+                captures=captures,
             )
             for block in segments.blocks
         }
@@ -94,6 +98,7 @@ class SegmentedModel:
             [runner.module for runner in self._runners.values()],
             self._weights,
             self._device_types,
+            [part for part in self._modules if part not in runners],
         )
 
     def step(
@@ -199,6 +204,8 @@ class SegmentedModel:
             for batch, factor in zip(batches, factors or [1.0] * len(batches), strict=True)
         ]
         micro_batches = self._micro_batches(losses, order, has_gradients)
+        for runner in self._runners.values():
+            runner.begin_step()
         passes = Passes(
             segments=self.segments,
             sets=self._sets,

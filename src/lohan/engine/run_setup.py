@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from lohan.device.device import Device
 from lohan.drive import SegmentMap, segments_from_trace
+from lohan.drive.captured.graphs import Captures
 from lohan.drive.surroundings.randomness import DrawLedger
 from lohan.drive.weights.offloaded import is_offloaded, refuse_calls
 from lohan.drive.weights.parameter_views import ParameterSet
@@ -81,6 +82,7 @@ class RunSetup:
     nonfinite: NonFinitePolicy
     num_threads: int
     draws: DrawLedger = field(default_factory=DrawLedger)
+    captures: Captures = field(default_factory=Captures)
     residents: Sequence[BlockPlan] | None = None
     """The blocks of the first plan: what they keep in RAM stays there from plan to plan."""
     past_buffers_bytes: int = 0

@@ -183,6 +183,7 @@ def _start(
         device=device.torch_device,
         store=activations,
         ledger=setup.draws,
+        captures=setup.captures,
         enter_thread=device.compute,
     )
     return RunningPlan(

@@ -60,6 +60,8 @@ def take_step(
 
     losses = _run(setup, running, record, batches, shares, loss_fn)
 
+    for sentence in setup.captures.news():
+        setup.options.tell(sentence)
     books.counters.count(record)
     ended, planned = time.perf_counter(), running.planned
     seconds = ended - started

@@ -2,7 +2,7 @@
 
 Owns where each stored output of the step is: kept on the device, in an area of RAM (one per block
 and tier, filled in the order outputs are made), on SSD, or back on the device. Implements the
-`ActivationStore` of `swap_modes` for the main thread and the A16 actions for lanes.
+`ActivationStore` of `drive.activations` for the main thread and the A16 actions for lanes.
 """
 
 import threading
@@ -14,7 +14,7 @@ import torch
 
 from lohan.device.device import Device, Event
 from lohan.device.memory import DeviceMemory
-from lohan.drive.activations.swap_modes import ENTRY_ORDINAL, SIDE_ORDINAL, ActivationKey
+from lohan.drive.activations.store import ENTRY_ORDINAL, SIDE_ORDINAL, ActivationKey
 from lohan.errors import ScheduleError
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.weight_moves import RamSpan, over

@@ -1,5 +1,5 @@
-"""Operator outputs of a block on their way out and back: dispatch modes and what they may store.
+"""Activations of a block between its forward and its backward: keys, stores, choices.
 
-Owns which outputs a mode hands over and puts back; where their bytes go is the business of a store
-(`lanes.activation_moves`). Imported by `drive` and its rooms above, `lanes` and `engine`.
+Owns names; where bytes go is the business of a store (`lanes.activation_moves`). Imported by
+`drive` and its rooms above, `lanes` and `engine`.
 """

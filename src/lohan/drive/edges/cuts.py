@@ -189,6 +189,10 @@ class PendingGradients:
         assert parameter not in self._of_parameters, "the sum so far was not taken as a root"
         self._of_parameters[parameter] = gradient
 
+    def take_all(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
+        """The sum so far of each of the parameters, None for those that have none."""
+        return [self._of_parameters.pop(parameter, None) for parameter in parameters]
+
     def take_parameters(
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:

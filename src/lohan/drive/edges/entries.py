@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lohan.drive.activations.swap_modes import (
+from lohan.drive.activations.store import (
     ENTRY_ORDINAL,
     SIDE_ORDINAL,
     ActivationKey,
@@ -62,9 +62,9 @@ class Arrivals:
     them."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._leaves, self.spec = tree_flatten((args, kwargs))
-        self.tensors = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)}
-        self.objects = Contents(self._leaves)
+        self.leaves, self.spec = tree_flatten((args, kwargs))
+        self.tensors = {id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)}
+        self.objects = Contents(self.leaves)
         self.noted: list[Any] = []
         """The leaves with an `Entry` in place of each tensor, once they are in the store."""
         self.deliveries = Deliveries()
@@ -105,7 +105,7 @@ class Arrivals:
             here[identity] = Entry(
                 key=key, is_owner=is_owner, edge=edge, given=given, version=tensor._version
             )
-        self.noted = [here.get(id(leaf), leaf) for leaf in self._leaves]
+        self.noted = [here.get(id(leaf), leaf) for leaf in self.leaves]
 
     def enter(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the block: the start of a graph of its own."""
@@ -116,7 +116,7 @@ class Arrivals:
             for identity, tensor in self.tensors.items()
         }
         self._given = tree_unflatten(
-            [self._inside.get(id(leaf), leaf) for leaf in self._leaves], self.spec
+            [self._inside.get(id(leaf), leaf) for leaf in self.leaves], self.spec
         )
         args, kwargs = self._given
         return args, kwargs
@@ -149,7 +149,7 @@ class Arrivals:
         after, spec_after = tree_flatten(self._given)
         if spec_after == self.spec and all(
             now is self._inside.get(id(leaf), leaf)
-            for now, leaf in zip(after, self._leaves, strict=True)
+            for now, leaf in zip(after, self.leaves, strict=True)
         ):
             return
         raise ConfigError(

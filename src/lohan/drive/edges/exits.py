@@ -7,13 +7,11 @@ Called by `block_run`, and by `passes` between the parts of a micro-batch.
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lohan.drive.activations.swap_modes import CaptureMode
 from lohan.drive.edges.cuts import Edge, edge_of, is_exit, leave
 from lohan.drive.weights.parameter_views import Weights
 from lohan.errors import ConfigError
@@ -21,17 +19,23 @@ from lohan.model.tracing.trace_ops import storage_key, tensors_in
 
 
 def leave_block(
-    raw: Any,
+    leaves: Sequence[Any],
+    with_gradient: Sequence[bool],
     originals: Mapping[int, torch.Tensor],
-    capture: CaptureMode | None,
     weights: Weights,
-) -> tuple[Any, list[Edge | None], list[torch.Tensor]]:
+    stored: Container[int] = (),
+) -> tuple[list[Any], list[Edge | None], list[torch.Tensor]]:
     """Outputs for the model, cut off from the block's graph, and the edges of their gradients; and
-    those with gradients that share memory."""
-    leaves, spec = tree_flatten(raw)
+    those with gradients that share memory.
+
+    Args:
+        with_gradient: whether each leaf has one.
+        originals: by identity, the model's own names for tensors that the block was given.
+        stored: storage keys of what the activation store holds.
+    """
     left: dict[int, torch.Tensor] = {}
     edges: dict[int, Edge | None] = {}
-    for leaf in leaves:
+    for leaf, has_gradient in zip(leaves, with_gradient, strict=True):
         if not isinstance(leaf, torch.Tensor) or id(leaf) in left:
             continue
         if id(leaf) in originals:
@@ -39,18 +43,18 @@ def leave_block(
             left[id(leaf)], edges[id(leaf)] = originals[id(leaf)], None
             continue
         value = leaf.detach()
-        if capture is not None and capture.shares_memory_with_stored(value):
+        if stored and storage_key(value) in stored:
             value = value.clone()  # the model may change its copy in place, not the store's
         elif (place := weights.place_of(value)) is not None:
             value = place.copy()  # the weights are about to leave
-        left[id(leaf)] = leave(value) if leaf.requires_grad else value
-        edges[id(leaf)] = edge_of(left[id(leaf)]) if leaf.requires_grad else None
+        left[id(leaf)] = leave(value) if has_gradient else value
+        edges[id(leaf)] = edge_of(left[id(leaf)]) if has_gradient else None
     # An output that is there twice has one sum of gradients, taken once.
     exits: list[Edge | None] = []
     for leaf in leaves:
         edge = edges.get(id(leaf))
         exits.append(edge if edge not in exits else None)
-    outputs = tree_unflatten([left.get(id(leaf), leaf) for leaf in leaves], spec)
+    outputs = [left.get(id(leaf), leaf) for leaf in leaves]
     return outputs, exits, _sharing([left[key] for key, edge in edges.items() if edge is not None])
 
 

@@ -5,7 +5,7 @@ cross entropy reads them. Whether a model shifts its labels is in its code alone
 nor its configuration says it. Used by `traced_model`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lohan.drive.activations.operator_rules import changed_in_place
-from lohan.model.tracing.trace_ops import storage_key, tensors_in
+from lohan.model.tracing.trace_ops import overwritten_by, storage_key, tensors_in
 
 IGNORED_LABEL = -100
 _ATEN = torch.ops.aten
@@ -66,7 +65,7 @@ class LabelWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
         if given and all(id(tensor) in self._real for tensor in given):
             self._compute(func, args, kwargs, result)
         else:
-            self._forget(changed_in_place(func, args, kwargs))
+            self._forget(overwritten_by(func, args, kwargs))
         return result
 
     def _note_loss(self, *, target: torch.Tensor, ignored: int) -> None:
@@ -87,7 +86,7 @@ class LabelWatch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
             return torch.device("cpu")
         return self._real[id(leaf)][1] if isinstance(leaf, torch.Tensor) else leaf
 
-    def _forget(self, written: list[torch.Tensor]) -> None:
+    def _forget(self, written: Iterable[torch.Tensor]) -> None:
         """What something unknown is written into has no known values any more, nor its views."""
         for tensor in written:
             if id(tensor) in self._real:

@@ -131,9 +131,10 @@ class OwnAttributes:
 
     def around(
         self, module: torch.nn.Module, forward: Callable[..., Any], weights: Weights
-    ) -> Callable[..., Any]:
-        """The forward of a block that sees these attributes, and notes what it changes; run again,
-        it starts from where it did (`self.num_calls += 1`). Weights do not stay in attributes."""
+    ) -> tuple[Callable[..., Any], list[_Change]]:
+        """The forward of a block that sees these attributes, and what it has changed, noted when it
+        has run; run again, it starts from where it did (`self.num_calls += 1`). Weights do not stay
+        in attributes."""
         first: list[_Change] = []
 
         def with_own(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +158,7 @@ class OwnAttributes:
             self._book.note(self._index, first)
             return result
 
-        return with_own
+        return with_own, first
 
 
 def _mappings_in(modules: Iterable[torch.nn.Module]) -> list[_Values]:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lohan.drive.activations.swap_modes import BlockChoices
+from lohan.drive.activations.store import BlockChoices
 from lohan.engine.planning.budgets import Budgets, least_bytes
 from lohan.engine.planning.plan_memory import gpu_rounding_bytes, needed_ram_bytes, rounding_bytes
 from lohan.engine.planning.traced_model import BatchSizes
@@ -21,8 +21,7 @@ from lohan.engine.planning.write_limit import (
 )
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
-from lohan.model.recompute import recomputation
-from lohan.model.shape import BlockShape, ModelShape
+from lohan.model.shape import ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import Policy, system_policy
@@ -135,7 +134,7 @@ def plan_run(
         plan=plan,
         machine=used,
         sizes=sizes,
-        choices=choices_of(plan, shares_ram=shares_ram),
+        choices=choices_of(plan),
         num_pieces=pieces_of(plan),
         seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
         ssd_bytes=best.step.read_bytes + best.step.written_bytes,
@@ -345,42 +344,20 @@ def _require_runnable(plan: Plan) -> None:
         )
 
 
-def choices_of(plan: Plan, *, shares_ram: bool) -> dict[BlockId, BlockChoices]:
-    """What happens to every block's outputs; `shares_ram` as the device says it."""
+def choices_of(plan: Plan) -> dict[BlockId, BlockChoices]:
+    """What happens to every block's outputs."""
     return {
-        BlockId(number): _choices(plan.block_shape(BlockId(number)), block, plan, shares_ram)
+        BlockId(number): BlockChoices(
+            stored=frozenset(
+                index for index, choice in block.choices if choice is not Choice.RECOMPUTE
+            ),
+            names={
+                operator.index: operator.name.rpartition("/")[2].rpartition("+")[2]
+                for operator in plan.block_shape(BlockId(number)).operators
+            },
+        )
         for number, block in enumerate(plan.blocks)
     }
-
-
-def _choices(shape: BlockShape, block: BlockPlan, plan: Plan, shares_ram: bool) -> BlockChoices:
-    stored = frozenset(index for index, choice in block.choices if choice is not Choice.RECOMPUTE)
-    again = recomputation(shape, stored).operators
-    skipped: frozenset[int] = frozenset()
-    if plan.system.skips_unneeded:
-        everything = {operator.index for operator in shape.operators}
-        skipped = frozenset(everything - stored - set(again))
-    # Where the device computes from main memory, what goes to RAM stays where it is.
-    here = {Choice.KEEP, Choice.SWAP_TO_RAM} if shares_ram else {Choice.KEEP}
-    chosen = {block.input_choice, *(choice for _, choice in block.choices)}
-    graph_bytes = None
-    if plan.system.skips_unneeded and not again and chosen <= here:
-        num_sequences = -(-plan.batch_per_gpu // plan.num_micro_batches)
-        graph_bytes = sum(
-            operator.output_bytes.at(num_sequences, plan.workload.sequence)
-            for operator in shape.operators
-            if operator.index in stored
-        )
-    return BlockChoices(
-        stored=stored,
-        skipped=skipped,
-        names={
-            operator.index: operator.name.rpartition("/")[2].rpartition("+")[2]
-            for operator in shape.operators
-        },
-        is_binding=False,
-        graph_bytes=graph_bytes,
-    )
 
 
 def pieces_of(plan: Plan) -> dict[BlockId, int]:

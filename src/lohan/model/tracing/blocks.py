@@ -4,6 +4,7 @@ Owns the rule of what a block is. Does not run the module and changes nothing in
 tracer and by the engine, which cuts the model at the same places. Imports torch.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -83,6 +84,12 @@ def structure_of(block: FoundBlock) -> object:
     )
 
 
+@functools.cache
+def is_position(name: str) -> bool:
+    """Whether an attribute of this name holds a layer's own number."""
+    return _INDEX_NAME.search(name) is not None
+
+
 def _tensors(module: nn.Module) -> Iterator[object]:
     for name, parameter in module.named_parameters(recurse=False):
         yield name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad
@@ -92,7 +99,7 @@ def _tensors(module: nn.Module) -> Iterator[object]:
 
 def _settings(module: nn.Module, position: int) -> Iterator[object]:
     for name, value in sorted(vars(module).items()):
-        if type(value) is int and _INDEX_NAME.search(name) and value - position in (0, 1):
+        if type(value) is int and is_position(name) and value - position in (0, 1):
             yield name, "position"  # Counted from 0 or from 1.
         elif type(value) is float:
             # A rate or an epsilon changes the shape of a computation only by being zero.

@@ -242,7 +242,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unus
             read = []
         read_keys = {storage_key(tensor) for tensor in read}
         segment.parameters |= read_keys & self._parameter_keys
-        overwritten = {storage_key(tensor) for tensor in _overwritten(func, args, kwargs)}
+        overwritten = {storage_key(tensor) for tensor in overwritten_by(func, args, kwargs)}
         overwritten -= self._parameter_keys | self._buffer_keys
         made = {
             storage_key(tensor): tensor.untyped_storage().nbytes()
@@ -314,7 +314,8 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unus
             self._last_charged = call
 
 
-def _overwritten(func: Any, args: tuple[Any, ...], kwargs: Any) -> Iterator[torch.Tensor]:
+def overwritten_by(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Tensor arguments that the operator's schema says it writes to."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue

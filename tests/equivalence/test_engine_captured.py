@@ -1,4 +1,4 @@
-"""Plans that keep every output of a block: it runs once, and its graph waits for its backward.
+"""Captured blocks in the engine, with every output kept, swapped or recomputed.
 
 Weights leave in between and come back elsewhere; the emulated device poisons the memory they left,
 so a stale weight would be a wrong bit.
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lohan.drive.block_run import BlockRunner
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.plan import make_plan
@@ -21,10 +20,6 @@ from support.block_backwards import count_backwards
 from support.engine_runs import (
     EngineCase,
     assert_same,
-    attach,
-    batches_of,
-    build,
-    optimizer_for,
     run_case,
 )
 from support.tiny_models import TINY_MODELS
@@ -39,7 +34,7 @@ NUM_BLOCKS = {"t5": 5, "bart": 4}
     [("cpu", 1, None), ("cpu", 4, 1.0), ("emulated", 1, 1.0), ("emulated", 4, None)],
 )
 @pytest.mark.parametrize("model", TINY_MODELS)
-def test_kept_graphs_change_no_bit(
+def test_captured_blocks_change_no_bit(
     model: str,
     device: str,
     num_micro_batches: int,
@@ -61,19 +56,18 @@ def test_kept_graphs_change_no_bit(
     )
     outcome, expected = run_case(case, tmp_path)
     assert_same(outcome, expected, norms=max_grad_norm is not None)
-    assert counts.num_kept == 3 * num_micro_batches * NUM_BLOCKS.get(model, 3)
-    assert counts.num_again == 0
+    one_step = num_micro_batches * NUM_BLOCKS.get(model, 3)
+    assert (counts.num_captured, counts.num_again) == (2 * one_step, one_step)
 
 
-def test_what_goes_to_ram_stays_in_the_graph_where_both_are_one_memory(
+def test_outputs_that_go_to_ram_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = count_backwards(monkeypatch)
     case = EngineCase(choice=Choice.SWAP_TO_RAM, num_micro_batches=2)
     assert_same(*run_case(case, tmp_path))
-    assert (counts.num_kept, counts.num_again) == (4 * 2 * 3, 0)
     assert_same(*run_case(replace(case, device="emulated"), tmp_path))
-    assert (counts.num_kept, counts.num_again) == (4 * 2 * 3, 4 * 2 * 3)
+    assert (counts.num_captured, counts.num_again) == (2 * 3 * 2 * 3, 2 * 2 * 3)
 
 
 def freeze_matrices(model: torch.nn.Module) -> None:
@@ -83,7 +77,7 @@ def freeze_matrices(model: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-def test_kept_graphs_of_a_frozen_model_change_no_bit(
+def test_captured_blocks_of_a_frozen_model_change_no_bit(
     device: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = count_backwards(monkeypatch)
@@ -91,7 +85,7 @@ def test_kept_graphs_of_a_frozen_model_change_no_bit(
         model=model, choice=Choice.KEEP, device=device, num_micro_batches=2, residents=False
     )
     assert_same(*run_case(case, tmp_path, prepare=freeze_matrices))
-    assert (counts.num_kept, counts.num_again) == (4 * 2 * 3, 0)
+    assert (counts.num_captured, counts.num_again) == (3 * 2 * 3, 2 * 3)
 
 
 def mixed(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
@@ -108,35 +102,10 @@ def mixed(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-def test_blocks_with_and_without_kept_graphs_go_together(
+def test_blocks_with_different_choices_go_together(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = count_backwards(monkeypatch)
     case = EngineCase(device=device, num_micro_batches=2, policy=mixed)
     assert_same(*run_case(case, tmp_path))
-    assert (counts.num_kept, counts.num_again) == (4 * 2, 4 * 2 * 2)
-
-
-def test_kept_graphs_take_no_more_memory_than_kept_outputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = count_backwards(monkeypatch)
-
-    def peak_bytes(directory: Path, *, has_graphs: bool) -> int:
-        case = EngineCase(device="emulated", choice=Choice.KEEP, num_micro_batches=4, num_steps=2)
-        model, steps = build(case), batches_of(case)
-        directory.mkdir()
-        if not has_graphs:
-            monkeypatch.setattr(BlockRunner, "_watch", lambda *_: None)
-        with attach(case, model, optimizer_for(case, model), directory) as engine:
-            for batches in steps:
-                engine.step(batches)
-            peak = engine.device.peak_bytes
-            engine.close(should_delete=True)
-        return peak
-
-    kept = peak_bytes(tmp_path / "kept", has_graphs=True)
-    assert (counts.num_kept, counts.num_again) == (2 * 4 * 3, 0)
-    # The operator at which a graph is cut holds one number.
-    assert kept <= peak_bytes(tmp_path / "again", has_graphs=False) + 4 * counts.num_kept
-    assert counts.num_again == 2 * 4 * 3
+    assert (counts.num_captured, counts.num_again) == (3 * 2 * 3, 2 * 3)
