@@ -138,6 +138,17 @@ class Search:
         return best
 
     def _candidates(self, memory: OurMemory, num_kept: int) -> list[Chosen]:
+        """All candidates with so many blocks kept; RAM and drives have no part in it."""
+        key = (memory.spare_gpu_bytes, memory.num_micro_batches, num_kept)
+        if key not in self._known:
+            self._known[key] = self._found(memory, num_kept)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int, int], list[Chosen]]:
+        return {}
+
+    def _found(self, memory: OurMemory, num_kept: int) -> list[Chosen]:
         swapping = len(self.blocks) - 1 - num_kept
         orders = (*self.orders[:swapping], *([()] * (num_kept + 1)))
         inputs = (*self.inputs[:swapping], *([0] * (num_kept + 1)))
