@@ -11,9 +11,6 @@ from lohan.plan.plan import Plan
 from lohan.plan.pools import trained_parameters
 from lohan.vocabulary import BlockId, TensorKind
 
-_BLOCKS_BESIDE = 1
-"""Blocks whose transfers may lie outside the pass they belong to."""
-
 
 def traffic_of(plan: Plan) -> Traffic:
     """What a plan's decisions move and compute, block by block: no fluid shares."""
@@ -56,11 +53,10 @@ def planned_load(plan: Plan, machine: Machine) -> StepLoad:
 
 
 def least_seconds(plan: Plan, machine: Machine) -> float:
-    """What no order of a plan's tasks can beat: the busy time of its busiest resource, or that of
-    its two passes, but for what buffers let run ahead of a pass or trail behind it."""
+    """What no order of a plan's tasks can beat: the busy time of its busiest resource, or of both
+    passes but for a block, whose transfers buffers let lie outside the pass they belong to."""
+    clips = plan.workload.clips_gradients
     # Weights that come straight from their update are not read for the forward pass.
-    load = step_load(
-        machine, traffic_of(plan), weight_reads=1.0, clips=plan.workload.clips_gradients
-    )
-    strict = max(0.0, 1 - _BLOCKS_BESIDE / len(plan.blocks))
-    return max(load.longest_seconds, strict * (load.forward_seconds + load.backward_seconds))
+    load = step_load(machine, traffic_of(plan), weight_reads=1.0, clips=clips)
+    passes = (1 - 1 / len(plan.blocks)) * (load.forward_seconds + load.backward_seconds)
+    return max(load.longest_seconds, passes)

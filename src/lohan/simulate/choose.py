@@ -87,7 +87,7 @@ class Judge:
 
     def best(self, question: Question) -> JudgedPlan | None:
         """The plan that is taken and its step; None if none fits."""
-        return self._once(question, is_thorough=True)
+        return self._searched(question, is_thorough=True)
 
     def changed(self, question: Question, than: JudgedPlan | None = None) -> JudgedPlan | None:
         """The plan and step of a question with something changed; without a thorough search those
@@ -97,7 +97,7 @@ class Judge:
             question: what is asked for.
             than: of a lesser question, so that it can be run here too: taken where it is faster.
         """
-        found = self._once(question, is_thorough=self._is_thorough)
+        found = self._searched(question, is_thorough=self._is_thorough)
         if than is None or found is None or not found.plan.system.uses_residency:
             return found
         if found.step.step_seconds <= than.step.step_seconds:
@@ -105,22 +105,17 @@ class Judge:
         known = self._judged(fitted(than.plan, found.plan), question.machine)
         return min(found, known, key=lambda one: one.step.step_seconds)
 
-    def _once(self, question: Question, *, is_thorough: bool) -> JudgedPlan | None:
-        asked = (question.policy, question.shape.name, question.machine, question.workload)
-        key = (*asked, is_thorough)
+    def _searched(self, question: Question, *, is_thorough: bool) -> JudgedPlan | None:
+        machine, workload = question.machine, question.workload
+        key = (question.policy, question.shape.name, machine, workload, is_thorough)
         if key not in self._known:
-            self._known[key] = self._searched(question, is_thorough)
-        return self._known[key]
-
-    def _searched(self, question: Question, is_thorough: bool) -> JudgedPlan | None:
-        machine = question.machine
-        own = self._planned(question, machine, question.workload)
-        if is_thorough and own.system.uses_residency:
-            plan_for = functools.partial(self._planned, question)
-            judged = candidates(own, machine, plan_for, lambda plan: self._judged(plan, machine))
-        else:
+            own = self._planned(question, machine, workload)
             judged = [self._judged(own, machine)] if own.ledger.fits else []
-        return best_of(judged) if judged else None
+            if is_thorough and own.system.uses_residency:
+                plan_for = functools.partial(self._planned, question)
+                judged = candidates(own, machine, plan_for, lambda one: self._judged(one, machine))
+            self._known[key] = best_of(judged) if judged else None
+        return self._known[key]
 
     def _planned(self, question: Question, machine: Machine, workload: Workload) -> Plan:
         key = (question.policy, question.shape.name, machine, workload)
@@ -130,7 +125,7 @@ class Judge:
 
     def _judged(self, plan: Plan, machine: Machine) -> JudgedPlan:
         # What is simulated does not depend on how much RAM is left over.
-        key = (_decisions(plan), plan.workload, machine.with_ram(1))
+        key = (_decisions(plan, plan.blocks), plan.workload, machine.with_ram(1))
         if key not in self._steps:
             self._steps[key] = JudgedPlan(plan=plan, step=quick_step(plan, machine))
         return replace(self._steps[key], plan=plan)
@@ -142,14 +137,7 @@ def candidates(
     plan_for: Callable[[Machine, Workload], Plan | None],
     judge: Callable[[Plan], _Judged],
 ) -> list[_Judged]:
-    """A plan if it fits, and those for less that may be better, judged.
-
-    Args:
-        own: the plan of what is asked for.
-        machine: what it is for.
-        plan_for: the plan of a lesser request; None if it has none.
-        judge: simulates a plan on the machine.
-    """
+    """The plan of a request if it fits, and those for less that may be better, each judged."""
     judged: dict[Hashable, _Judged] = {}
     if own.ledger.fits:
         judged[_outline(own)] = judge(own)
@@ -173,21 +161,15 @@ def candidates(
 
 def fitted(plan: Plan, own: Plan) -> Plan:
     """A plan for less as one of the request that another plan is for."""
-    return replace(
-        plan,
-        workload=own.workload,
-        ledger=replace(plan.ledger, budgets=own.ledger.budgets),
-    )
+    ledger = replace(plan.ledger, budgets=own.ledger.budgets)
+    return replace(plan, workload=own.workload, ledger=ledger)
 
 
-def _decisions(plan: Plan) -> Hashable:
-    return (plan.blocks, *_buffers(plan))
+def _decisions(plan: Plan, of_blocks: Hashable) -> Hashable:
+    buffers = plan.num_update_parts, plan.gradient_slots
+    return of_blocks, plan.system, plan.num_micro_batches, buffers
 
 
 def _outline(plan: Plan) -> Hashable:
     """The same for plans that differ in which of their blocks do what, and in nothing else."""
-    return (traffic_of(plan), *_buffers(plan))
-
-
-def _buffers(plan: Plan) -> tuple[Hashable, ...]:
-    return plan.system, plan.num_micro_batches, plan.num_update_parts, plan.gradient_slots
+    return _decisions(plan, traffic_of(plan))

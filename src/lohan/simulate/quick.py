@@ -36,7 +36,6 @@ def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
             is_ssd_duplex=machine.ssd_path.is_duplex,
             copy_interference=rates.copy_interference,
         )
-        # How the last step ends is not looked at.
         times = clock.run(by_priority=True, through_step=max(1, num_steps - 2))
         return read_off(schedule, times, plan, machine)
 

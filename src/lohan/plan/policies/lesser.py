@@ -16,8 +16,8 @@ from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
 
 _DRIVE_COUNTS = (24, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1.5, 1, 0.75, 0.5, 0.375)
-_RAM_SHARES = (1.5, 2**0.5, 1.0)
-"""Sizes of RAM on the grid are powers of two times these: memory is sold in most of them."""
+_NUM_RAM_SIZES = 5
+_RAM_SHARES = (1.5, 2**0.5, 1.0)  # Of the powers of two; memory is sold in most of these sizes.
 
 
 def drive_counts(num_ssds: int) -> list[float]:
@@ -41,10 +41,10 @@ def with_drives_of(machine: Machine, count: float) -> Machine:
 
 
 def ram_sizes(ram_bytes: int) -> list[int]:
-    """Sizes of RAM to plan for: the machine's own, and those of the grid down to half of it."""
+    """Sizes of RAM to plan for: the machine's own, and the next ones of the grid below it."""
     power = math.floor(math.log2(ram_bytes))
-    grid = [round(share * 2.0**down) for down in (power, power - 1) for share in _RAM_SHARES]
-    return [ram_bytes, *[size for size in grid if ram_bytes / 2 <= size < ram_bytes]]
+    grid = [round(share * 2.0**down) for down in range(power, -1, -1) for share in _RAM_SHARES]
+    return [ram_bytes, *[size for size in grid if size < ram_bytes][:_NUM_RAM_SIZES]]
 
 
 def lesser_plans(
@@ -53,21 +53,12 @@ def lesser_plans(
     plan_for: Callable[[Machine, Workload], Plan | None],
     may_help: Callable[[Plan], bool],
 ) -> Iterator[Plan]:
-    """Plans for the machine as asked and for less, those for most RAM first; some come twice.
-
-    Args:
-        machine: what there is.
-        workload: what is asked for.
-        plan_for: the plan of a request; None if it has none.
-        may_help: whether a plan can be any better than what is known.
-    """
+    """Plans for the machine as asked and for less, as long as one `may_help`; some come twice."""
     counts = drive_counts(len(machine.ssds))
-    workloads = [workload]
-    if not workload.clips_gradients:
-        workloads.append(replace(workload, clips_gradients=True))
+    clipped = replace(workload, clips_gradients=True)
     for ram_bytes in ram_sizes(machine.ram_bytes):
         smaller = machine.with_ram(ram_bytes)
-        for asked in workloads:
+        for asked in dict.fromkeys((workload, clipped)):
             for count in counts:
                 plan = plan_for(with_drives_of(smaller, count), asked)
                 if plan is not None and may_help(plan):
