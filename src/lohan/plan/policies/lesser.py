@@ -16,8 +16,7 @@ from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
 
 _DRIVE_COUNTS = (24, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1.5, 1, 0.75, 0.5, 0.375)
-_NUM_RAM_SIZES = 5
-_RAM_SHARES = (1.5, 2**0.5, 1.0)  # Of the powers of two; memory is sold in most of these sizes.
+_NUM_RAM_SIZES, _RAM_SHARES = 5, (1.5, 2**0.5, 1.0)  # Shares of the powers of two.
 
 
 def drive_counts(num_ssds: int) -> list[float]:
