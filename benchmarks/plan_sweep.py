@@ -1,17 +1,20 @@
 """Plans of `lohan+` over sweeps: more of anything must never be planned slower, nor wear more.
 
-    python benchmarks/plan_sweep.py [--sample] [--jobs 2] [--show 20]
+    python benchmarks/plan_sweep.py [--sample] [--random 500 --seed 1] [--jobs 2] [--show 20]
 
 Plans and simulates every case of the sweep and compares each with its neighbours that have less:
-the next smaller RAM, fewer drives, clipping instead of none. Prints the worst cases, a table by
-kind and one JSON object as its last line. Exit code 1 if there is a violation. Tokens per second
-that fall with a larger batch are counted apart: its activations take the RAM that states had.
+the next smaller RAM, fewer drives, clipping instead of none. `--random` makes so many of these
+comparisons, which ones the seed says: a sample that nothing was tuned on. Prints the worst cases, a
+table by kind and one JSON object as its last line. Exit code 1 if there is a violation. Tokens per
+second that fall with a larger batch are counted apart: its activations take the RAM that states
+had.
 """
 
 import argparse
 import itertools
 import json
 import multiprocessing
+import random
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,21 +111,22 @@ class Violation:
     """How much worse: seconds, seconds per token or bytes written."""
 
 
-def planned(case: Case) -> Planned | None:
+def planned(case: Case, judge: Judge) -> Planned | None:
     """The plan of a case, simulated; None where it does not fit."""
     machine = machine_named(case.machine).with_ram(case.ram_gib * GIB).with_ssds(case.num_ssds)
     workload = Workload(batch=case.batch, sequence=SEQUENCE, clips_gradients=case.clips)
     shape = shape_of(case.model)
     question = Question(policy="lohan+", machine=machine, shape=shape, workload=workload)
-    found = Judge().best(question)
+    found = judge.best(question)
     if found is None:
         return None
     return Planned(seconds=found.step.step_seconds, written_bytes=found.step.written_bytes)
 
 
 def planned_group(cases: Sequence[Case]) -> list[tuple[Case, Planned | None]]:
-    """Every case of a group."""
-    return [(case, planned(case)) for case in cases]
+    """Every case of a group; what is known of one is not worked out again for another."""
+    judge = Judge()
+    return [(case, planned(case, judge)) for case in cases]
 
 
 def pairs(sweep: Sweep) -> Iterator[tuple[str, Case, Case]]:
@@ -142,10 +146,10 @@ def pairs(sweep: Sweep) -> Iterator[tuple[str, Case, Case]]:
 
 
 def violations(
-    sweep: Sweep, found: dict[Case, Planned | None]
+    compared: Iterable[tuple[str, Case, Case]], found: dict[Case, Planned | None]
 ) -> Iterator[tuple[str, Violation | None]]:
     """The kind of every comparison, and what is wrong with it."""
-    for kind, less, more in pairs(sweep):
+    for kind, less, more in compared:
         before, after = found[less], found[more]
         if before is None:
             continue
@@ -164,9 +168,8 @@ def violations(
             yield kind, None
 
 
-def run(sweep: Sweep, num_jobs: int) -> dict[Case, Planned | None]:
+def run(groups: Sequence[Sequence[Case]], num_jobs: int) -> dict[Case, Planned | None]:
     """Plan every case."""
-    groups = list(sweep.groups())
     if num_jobs == 1:
         results: Iterable[list[tuple[Case, Planned | None]]] = map(planned_group, groups)
         return dict(itertools.chain.from_iterable(results))
@@ -179,6 +182,8 @@ def main() -> int:
     """Run the sweep and say what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", action="store_true", help="about a quarter of the cases")
+    parser.add_argument("--random", type=int, help="so many comparisons, taken at random")
+    parser.add_argument("--seed", type=int, default=0, help="of what is taken at random")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--show", type=int, default=20, help="violations printed, the worst first")
     parser.add_argument("--models", nargs="*", help="other models")
@@ -188,7 +193,13 @@ def main() -> int:
     if options.models:
         sweep = replace(sweep, models=options.models)
     begin = time.perf_counter()
-    found = run(sweep, options.jobs)
+    chosen = list(pairs(sweep))
+    if options.random:
+        chosen = [one for one in chosen if one[0] != "batch"]
+        chosen = random.Random(options.seed).sample(chosen, options.random)
+    asked = {case for _, less, more in chosen for case in (less, more)}
+    groups = [[case for case in group if case in asked] for group in sweep.groups()]
+    found = run(groups, options.jobs)
     if options.save:
         with open(options.save, "w", encoding="utf-8") as file:
             for case, result in sorted(found.items(), key=lambda one: repr(one[0])):
@@ -197,7 +208,7 @@ def main() -> int:
                 file.write(json.dumps([*values, *numbers]) + "\n")
     compared: dict[str, int] = {}
     wrong: list[Violation] = []
-    for kind, violation in violations(sweep, found):
+    for kind, violation in violations(chosen, found):
         compared[kind] = compared.get(kind, 0) + 1
         if violation is not None:
             wrong.append(violation)

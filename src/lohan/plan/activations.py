@@ -13,7 +13,7 @@ from lohan.plan.plan import BlockPlan
 from lohan.plan.swap_order import SwapStep
 from lohan.vocabulary import Choice
 
-_MOST_POINTS = 1000
+_MOST_POINTS = 16
 _Item = TypeVar("_Item")
 
 

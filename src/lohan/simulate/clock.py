@@ -84,15 +84,17 @@ class Clock:
             [0.0] * count, [0.0] * count, {lane: [] for lane in schedule.lanes}, {}
         )
 
-    def run(self, *, by_priority: bool) -> ClockResult:
-        """Run every task to its end.
+    def run(self, *, by_priority: bool, through_step: int | None = None) -> ClockResult:
+        """Run every task to its end, or until those of a step and of all before it are done.
 
         Raises:
             ScheduleError: if no lane can go on before all tasks are done.
         """
         now, running = 0.0, self._running
         next_of = self._ready.next_of if by_priority else self._listed
-        while self._ready:
+        last = self._schedule.num_steps if through_step is None else through_step
+        num_left = sum(task.step <= last for task in self._tasks)
+        while num_left:
             for lane in self._next:
                 if lane not in running:
                     task = next_of(lane)
@@ -108,7 +110,9 @@ class Clock:
                 if left <= 1e-12 * (1.0 + self._work[running[lane].id])
             ]
             for lane in finished:
-                self._finish(running.pop(lane), now)
+                task = running.pop(lane)
+                self._finish(task, now)
+                num_left -= task.step <= last
         return self.result
 
     def _advance(self) -> float:

@@ -28,14 +28,16 @@ def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
     """
     rates = plan.system.rates
     with uncollected():
-        schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else QUICK_STEPS)
+        num_steps = 2 if plan.system.has_barrier else QUICK_STEPS
+        schedule = build_schedule(plan, num_steps=num_steps)
         clock = Clock(
             schedule,
             Durations(machine, rates),
             is_ssd_duplex=machine.ssd_path.is_duplex,
             copy_interference=rates.copy_interference,
         )
-        return read_off(schedule, clock.run(by_priority=True), plan, machine)
+        times = clock.run(by_priority=True, through_step=max(1, num_steps - 2))
+        return read_off(schedule, times, plan, machine)
 
 
 @contextlib.contextmanager

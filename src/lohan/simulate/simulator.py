@@ -90,18 +90,18 @@ def read_off(
     durations = durations or Durations(machine, plan.system.rates)
     last = schedule.num_steps - 1 if schedule.num_steps == 2 else schedule.num_steps - 2
     tasks = [task for task in schedule.tasks if task.step == last]
+    alone = dict.fromkeys(Lane, 0.0)
     begin, turn, end, after = _boundaries(schedule, times)
-    busy = dict.fromkeys(schedule.lanes, 0.0)
     by_kind = dict.fromkeys(ComputeKind, 0.0)
     moved = dict.fromkeys(schedule.lanes, 0)
     for task in tasks:
-        seconds = times.end_seconds[task.id] - times.start_seconds[task.id]
-        busy[task.lane] += seconds
+        # How long lanes work when nothing waits or contends. A fixed cost is the system's own.
+        alone[task.lane] += durations.of(task) - task.fixed_seconds
         if isinstance(task.action, Move):
             moved[task.lane] += task.action.nbytes
         else:
+            seconds = times.end_seconds[task.id] - times.start_seconds[task.id]
             by_kind[task.action.kind] += seconds
-    alone = _alone(schedule, durations, last)
     resource, roofline = busiest_resource(alone, machine)
     # Updates may still fall behind after a few steps; in the long run nothing beats the roofline.
     step_seconds = max(after - begin, roofline)
@@ -117,7 +117,7 @@ def read_off(
         num_sequences=plan.workload.batch,
         nominal_parameters=plan.shape.nominal_parameters or plan.shape.num_parameters,
         model_flops=_model_flops(plan),
-        busy_seconds={lane: alone[lane] for lane in busy},
+        busy_seconds={lane: alone[lane] for lane in schedule.lanes},
         compute_seconds=by_kind,
         roofline_seconds=roofline,
         roofline_resource=resource,
@@ -159,16 +159,6 @@ def _boundaries(schedule: Schedule, times: ClockResult) -> tuple[float, float, f
     end = backward_ends[step]
     turn = end - min(end - forward_ends[step], seconds)
     return end - seconds, turn, end, end
-
-
-def _alone(schedule: Schedule, durations: Durations, step: int) -> dict[Lane, float]:
-    """How long lanes work in a step when nothing waits or contends."""
-    alone = dict.fromkeys(Lane, 0.0)
-    for task in schedule.tasks:
-        if task.step == step:
-            # A fixed cost is the system's own, not the hardware's.
-            alone[task.lane] += durations.of(task) - task.fixed_seconds
-    return alone
 
 
 def _peaks(schedule: Schedule, times: ClockResult) -> dict[Tier, int]:

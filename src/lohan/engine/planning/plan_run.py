@@ -25,12 +25,11 @@ from lohan.model.shape import ModelShape
 from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import Policy, system_policy
-from lohan.plan.policies.lesser import lesser_requests
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
 from lohan.plan.pools import part_parameters, trained_parameters, update_parts
 from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
 from lohan.plan.workload import Workload
-from lohan.simulate.choose import best_of, fitted
+from lohan.simulate.choose import best_of, candidates
 from lohan.simulate.quick import quick_step
 from lohan.store import (
     ComputeFormat,
@@ -115,7 +114,7 @@ def plan_run(
     judged = _judged(found)
     if fixed_residents is None:
         fastest = min(judged, key=lambda one: one.step.step_seconds)
-        judged += _judged(planning.others(fastest, budgets))
+        judged += planning.others(fastest, budgets)
     if budgets.writes is None:
         best = best_of(judged)
     else:
@@ -184,16 +183,20 @@ class _Planning:
                     found.append((self._plan_on(with_write_price(used, price), budgets), used))
         return found
 
-    def others(self, best: Candidate, budgets: Budgets) -> list[tuple[Plan, Machine]]:
+    def others(self, best: Candidate, budgets: Budgets) -> list[Candidate]:
         """Plans for less within the budgets, as candidates beside the best for the machine."""
         if callable(self.policy) or not system_policy(self.policy).system.uses_residency:
             return []
-        found = []
-        for machine, workload in lesser_requests(best.machine, self.workload):
+
+        def plan_for(machine: Machine, workload: Workload) -> Plan | None:
             with contextlib.suppress(DoesNotFit):
-                plan = replace(self, workload=workload)._plan_on(machine, budgets)
-                found.append((fitted(plan, best.plan), best.machine))
-        return found
+                return replace(self, workload=workload)._plan_on(machine, budgets)
+            return None
+
+        def judge(plan: Plan) -> Candidate:
+            return best if plan is best.plan else _judged([(plan, best.machine)])[0]
+
+        return candidates(best.plan, best.machine, plan_for, judge)
 
     def refusal(self, budgets: Budgets, sizes: BatchSizes) -> DoesNotFit:
         """What to tell a user whose budgets do not fit, with the least that would."""

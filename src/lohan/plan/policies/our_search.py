@@ -6,7 +6,7 @@ GPU; GPU memory that is left keeps outputs that would be swapped, RAM is filled 
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -53,6 +53,7 @@ class Search:
     machine: Machine
     shape: ModelShape
     workload: Workload
+    _known: dict[tuple[int, int, int], list[Chosen]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def blocks(self) -> list[BlockShape]:
@@ -125,7 +126,7 @@ class Search:
                 return _FOREVER_SECONDS + short_bytes
             return self.load(candidate, spare, memory.system).estimated_seconds
 
-        most = self._most_kept(memory, 0)
+        most = max(0, bisect_right(self._kept_sizes, memory.spare_gpu_bytes) - 1)
         best: Chosen | None = None
         for num_kept in sorted({most * part // _PARTS_OF_KEPT for part in range(5)}):
             candidates = self._candidates(memory, num_kept)
@@ -138,11 +139,15 @@ class Search:
         return best
 
     def _candidates(self, memory: OurMemory, num_kept: int) -> list[Chosen]:
+        """All with so many blocks kept; RAM and drives have no part in it."""
+        key = (memory.spare_gpu_bytes, memory.num_micro_batches, num_kept)
+        if key in self._known:
+            return self._known[key]
         swapping = len(self.blocks) - 1 - num_kept
         orders = (*self.orders[:swapping], *([()] * (num_kept + 1)))
         inputs = (*self.inputs[:swapping], *([0] * (num_kept + 1)))
         left = sum(step.saved_flops for order in orders for step in order)
-        found = []
+        found = self._known[key] = []
         for point in swap_points(orders, inputs, left):
             room = memory.spare_gpu_bytes - self._kept_sizes[num_kept]
             if room < point.swapped_bytes:
@@ -160,11 +165,6 @@ class Search:
                     )
                 )
         return found
-
-    def _most_kept(self, memory: OurMemory, largest_block_bytes: int) -> int:
-        """Last blocks whose activations the GPU can keep beside what moves."""
-        room = memory.spare_gpu_bytes - memory.moving_bytes_of(largest_block_bytes)
-        return max(0, bisect_right(self._kept_sizes, room) - 1)
 
     @cached_property
     def _kept_sizes(self) -> list[int]:
