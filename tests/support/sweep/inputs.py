@@ -16,7 +16,7 @@ from lohan.verify.batches import batches_for
 MakeBatch = Callable[[int], dict[str, Any]]
 
 _NUM_ROWS, _NUM_TOKENS, _NUM_LABELS = 2, 12, 2
-_NUM_SAMPLES, _NUM_FRAMES = 2000, 64
+_NUM_SAMPLES, _NUM_FRAMES = 4000, 64
 
 
 def text_batches(model: nn.Module, dtype: torch.dtype) -> Iterator[MakeBatch]:
@@ -80,15 +80,26 @@ def sounds(model: nn.Module, dtype: torch.dtype) -> Iterator[MakeBatch]:
 
         yield make
 
+        def with_mask(
+            seed: int, make: MakeBatch = make, shape: tuple[int, ...] = shape
+        ) -> dict[str, Any]:
+            return {**make(seed), "attention_mask": torch.ones(shape[:2], dtype=torch.long)}
+
+        if "attention_mask" in accepted:
+            yield with_mask
+
 
 def picture_texts(model: nn.Module, dtype: torch.dtype) -> Iterator[MakeBatch]:
     """Texts with a picture in each row."""
     config: Any = model.config
     accepted = inspect.signature(model.forward).parameters
     names = ("image_token_id", "image_token_index", "im_token_id", "media_token_id")
-    image_id = next((getattr(config, n) for n in names if getattr(config, n, None)), None)
+    found = [getattr(config, name, None) for name in names]
+    image_id = next((one for one in found if one is not None), None)
     special = _special_ids(model)
     for pictures in _pictures(model, accepted):
+        if "qformer_input_ids" in accepted:
+            pictures["qformer_input_ids"] = torch.arange(8).view(_NUM_ROWS, 4)
         count = _count_features(model, pictures, dtype) if image_id is not None else 0
         if count is None:
             continue

@@ -18,6 +18,7 @@ from torch import nn
 from lohan.errors import ConfigError, LohanError
 from lohan.verify import Case, SmallCopy, verify_copy
 from lohan.verify.plain_loop import losses_and_gradients
+from lohan.verify.small_copy import DTYPE
 from support.sweep import catalogue, inputs
 from support.sweep.catalogue import Family
 from support.sweep.diffusion_table import DENOISERS
@@ -38,7 +39,9 @@ CASES = tuple(
 )
 _NUM_STEPS = 3
 _SEED = 5
-_MOST_PARAMETERS = 4_000_000
+_MOST_PARAMETERS = 8_000_000
+_OF_PICTURES = ("vis", "image", "encoder", "patch")
+"""In names of weights that a picture goes through."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +55,6 @@ class Row:
     reason: str = ""
     case: str = ""
     """The way of running in which it went wrong."""
-    dtype: str = ""
     num_parameters: int = 0
     num_with_gradient: int = 0
     num_tensors: int = 0
@@ -63,17 +65,7 @@ class Row:
     """What the engine says of each block: captured, or not and why."""
 
 
-class _Copy(SmallCopy):
-    """A small model whose values may be its own, in the type its parameters have."""
-
-    __slots__ = ()
-
-    def values(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        spread = dict(super().values(model))
-        return iter([(name, spread[name].to(p.dtype)) for name, p in model.named_parameters()])
-
-
-class _OwnValues(_Copy):
+class _OwnValues(SmallCopy):
     """As the model's own code starts it, for those that are not finite otherwise."""
 
     __slots__ = ()
@@ -84,17 +76,15 @@ class _OwnValues(_Copy):
 
 @dataclass(frozen=True, kw_only=True)
 class _Attempt:
-    dtype: torch.dtype
     has_dropout: bool
-    values: type[_Copy]
+    values: type[SmallCopy]
 
 
 _ATTEMPTS = (
-    _Attempt(dtype=torch.bfloat16, has_dropout=True, values=_Copy),
-    _Attempt(dtype=torch.bfloat16, has_dropout=False, values=_Copy),
-    _Attempt(dtype=torch.bfloat16, has_dropout=True, values=_OwnValues),
-    _Attempt(dtype=torch.float32, has_dropout=True, values=_Copy),
-    _Attempt(dtype=torch.float32, has_dropout=False, values=_OwnValues),
+    _Attempt(has_dropout=True, values=SmallCopy),
+    _Attempt(has_dropout=False, values=SmallCopy),
+    _Attempt(has_dropout=True, values=_OwnValues),
+    _Attempt(has_dropout=False, values=_OwnValues),
 )
 
 
@@ -136,13 +126,14 @@ def judge(family: Family, ssd: Path) -> Row:
     return row
 
 
-def build(family: Family, *, dtype: torch.dtype, has_dropout: bool) -> nn.Module:
+def build(family: Family, *, has_dropout: bool) -> nn.Module:
     """The small model with values of its own code, in training mode; always the same."""
     seed_everything()
     if family.kind == catalogue.DIFFUSION:
         import diffusers
 
         made = getattr(diffusers, family.class_name)(**DENOISERS[family.class_name].settings)
+        made = made.to(DTYPE)
     else:
         import transformers
 
@@ -152,17 +143,17 @@ def build(family: Family, *, dtype: torch.dtype, has_dropout: bool) -> nn.Module
         )
         if family.kind == catalogue.CAUSAL and hasattr(config, "is_decoder"):
             config.is_decoder = True
-        made = kind._from_config(config, dtype=dtype)
+        made = kind._from_config(config, dtype=DTYPE)
     model: nn.Module = made
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        parameter.data = parameter.data.to(DTYPE)
     return model.train()
 
 
-def batches_of(family: Family, model: nn.Module, dtype: torch.dtype) -> Iterator[inputs.MakeBatch]:
+def batches_of(family: Family, model: nn.Module) -> Iterator[inputs.MakeBatch]:
     """Ways to feed a model; the first that its forward takes is meant."""
     if family.kind == catalogue.DIFFUSION:
-        yield _noise_batches(family, dtype)
+        yield _noise_batches(family)
         return
     by_kind: dict[str, Callable[..., Iterator[inputs.MakeBatch]]] = {
         catalogue.VISION: inputs.picture_classes,
@@ -170,7 +161,7 @@ def batches_of(family: Family, model: nn.Module, dtype: torch.dtype) -> Iterator
         catalogue.SPEECH: inputs.sounds,
         catalogue.PICTURES: inputs.picture_texts,
     }
-    yield from by_kind.get(family.kind, inputs.text_batches)(model, dtype)
+    yield from by_kind.get(family.kind, inputs.text_batches)(model, DTYPE)
 
 
 def loss_of_outputs(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
@@ -201,7 +192,7 @@ def _trainable_copy(family: Family, row: Row) -> SmallCopy | None:
     """The first way to build and feed a model in which the plain loop trains it."""
     for attempt in _ATTEMPTS:
         try:
-            model = build(family, dtype=attempt.dtype, has_dropout=attempt.has_dropout)
+            model = build(family, has_dropout=attempt.has_dropout)
         except Exception as error:
             row.reason = row.reason or f"{first_line(error)} ({_place(error)})"
             continue
@@ -211,7 +202,7 @@ def _trainable_copy(family: Family, row: Row) -> SmallCopy | None:
             return None
         if row.outcome == NOT_BUILT:
             row.outcome, row.reason = PLAIN_FAILS, ""
-        ways = batches_of(family, model, attempt.dtype)
+        ways = batches_of(family, model)
         while True:
             try:
                 make_batch = next(ways, None)
@@ -222,7 +213,7 @@ def _trainable_copy(family: Family, row: Row) -> SmallCopy | None:
             except Exception as error:
                 row.reason = f"{first_line(error)} ({_place(error)})"
                 continue
-            row.dtype, row.has_dropout = str(attempt.dtype), attempt.has_dropout
+            row.has_dropout = attempt.has_dropout
             row.reason = ""
             return copy
         row.reason = row.reason or "no form of inputs is known"
@@ -236,7 +227,7 @@ def _copy(family: Family, attempt: _Attempt, make_batch: inputs.MakeBatch, row: 
         architecture=family.class_name,
         changes=(),
         num_parameters=row.num_parameters,
-        make=lambda: build(family, dtype=attempt.dtype, has_dropout=attempt.has_dropout),
+        make=lambda: build(family, has_dropout=attempt.has_dropout),
         make_batch=make_batch,
         loss_fn=None if has_loss else loss_of_outputs,
     )
@@ -251,15 +242,20 @@ def _try_plain_loop(copy: SmallCopy, make_batch: inputs.MakeBatch, row: Row) -> 
         raise _NotTrainable("losses or gradients are not finite")
     if not gradients:
         raise _NotTrainable("nothing has a gradient")
+    is_seen = any(
+        one.any() and any(word in name for word in _OF_PICTURES) for name, one in gradients.items()
+    )
+    if row.kind == catalogue.PICTURES and not is_seen:
+        raise _NotTrainable("the pictures are not looked at")
     row.num_tensors = sum(p.requires_grad for p in model.parameters())
     row.num_with_gradient = sum(bool(one.any()) for one in gradients.values())
 
 
-def _noise_batches(family: Family, dtype: torch.dtype) -> inputs.MakeBatch:
+def _noise_batches(family: Family) -> inputs.MakeBatch:
     def make(seed: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(3000 + seed)
         made = DENOISERS[family.class_name].inputs
-        return {name: one(generator, dtype) for name, one in made.items()}
+        return {name: one(generator, DTYPE) for name, one in made.items()}
 
     return make
 
