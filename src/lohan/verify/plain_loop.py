@@ -6,6 +6,7 @@ Nothing is moved, overlapped or recomputed here. Of the engine it knows only the
 gradients lie for the global norm, which decides how their squares are added. Called by `compare`.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,12 +156,10 @@ def _counts_first_label(model: nn.Module, batch: Mapping[str, Any], loss_fn: Los
         return True
     none = torch.full_like(labels, IGNORED_LABEL)
     first = torch.cat([labels[..., :1].clamp(min=0), none[..., 1:]], dim=-1)
-    modes = {part: part.training for part in model.modules()}
+    # A copy: a forward may change its model, and this one is no part of the training.
+    tried = copy.deepcopy(model).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        model.eval()
-        losses = [loss_of(model, {**batch, "labels": one}, loss_fn) for one in (first, none)]
-        for part, is_training in modes.items():
-            part.training = is_training
+        losses = [loss_of(tried, {**batch, "labels": one}, loss_fn) for one in (first, none)]
     return not torch.equal(*(loss.nan_to_num(nan=-1.0) for loss in losses))
 
 

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 from transformers.models.auto import modeling_auto
 
-from support.sweep.diffusion_table import DENOISERS
+from support.sweep.image_denoisers import IMAGE_DENOISERS
+from support.sweep.video_denoisers import VIDEO_DENOISERS
 
 CAUSAL, SEQ2SEQ, MASKED = "causal", "seq2seq", "masked"
 VISION, AUDIO, SPEECH = "vision", "audio", "speech"
 PICTURES, TEXT_ONLY = "pictures", "text-only"
 DIFFUSION = "diffusion"
+
+DENOISERS = IMAGE_DENOISERS | VIDEO_DENOISERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +56,17 @@ SHORT_LIST = (
 
 @functools.cache
 def all_families() -> dict[str, Family]:
-    """By name; classes of two names are listed once per kind."""
+    """By name; a class that a table has twice is listed under its shorter name."""
     found: dict[str, Family] = {}
     for kind, table in _TABLES.items():
-        seen = set()
+        by_class: dict[str, str] = {}
         for model_type, classes in table.items():
             class_name = classes if isinstance(classes, str) else classes[0]
-            if class_name not in seen:
-                seen.add(class_name)
-                one = Family(kind=kind, model_type=model_type, class_name=class_name)
-                found[one.name] = one
+            names = (by_class.get(class_name, model_type), model_type)
+            by_class[class_name] = min(names, key=len)
+        for class_name, model_type in by_class.items():
+            one = Family(kind=kind, model_type=model_type, class_name=class_name)
+            found[one.name] = one
     for class_name in DENOISERS:
         one = Family(kind=DIFFUSION, model_type=class_name, class_name=class_name)
         found[one.name] = one

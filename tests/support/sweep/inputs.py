@@ -98,6 +98,8 @@ def picture_texts(model: nn.Module, dtype: torch.dtype) -> Iterator[MakeBatch]:
     image_id = next((one for one in found if one is not None), None)
     special = _special_ids(model)
     for pictures in _pictures(model, accepted):
+        if "image_merge_sizes" in accepted:
+            pictures["image_merge_sizes"] = torch.full((_NUM_ROWS,), 2)
         if "qformer_input_ids" in accepted:
             pictures["qformer_input_ids"] = torch.arange(8).view(_NUM_ROWS, 4)
         count = _count_features(model, pictures, dtype) if image_id is not None else 0
@@ -177,6 +179,12 @@ def _pictures(model: nn.Module, accepted: Any) -> Iterator[dict[str, Any]]:
         places = places.reshape(1, edge * edge, 2).repeat(rows, 1, 1)
         pixels = torch.zeros(rows, edge * edge, channels * patch * patch)
         yield {"pixel_values": pixels, name: places}
+    if "spatial_shapes" in accepted:
+        yield {
+            "pixel_values": torch.zeros(rows, 16, channels * patch * patch),
+            "spatial_shapes": torch.full((rows, 2), 4),
+            "pixel_attention_mask": torch.ones(rows, 16, dtype=torch.long),
+        }
     if "image_attention_mask" in accepted:
         yield {
             "pixel_values": plain[:, None],
@@ -190,7 +198,8 @@ def _pictures(model: nn.Module, accepted: Any) -> Iterator[dict[str, Any]]:
 
 def _count_features(model: nn.Module, pictures: dict[str, Any], dtype: torch.dtype) -> int | None:
     """How many tokens of a row stand for its picture; None: the model does not take this form."""
-    get: Any = getattr(model, "get_image_features", None)
+    inner = getattr(model, "model", None)
+    get: Any = getattr(model, "get_image_features", getattr(inner, "get_image_features", None))
     if get is None:
         return 0
     takes = inspect.signature(get).parameters
@@ -205,9 +214,9 @@ def _count_features(model: nn.Module, pictures: dict[str, Any], dtype: torch.dty
             features = get(**filled)
     except Exception:
         return None
-    features = getattr(features, "pooler_output", features)
-    if features is None or isinstance(features, dict):
-        return None
+    if hasattr(features, "pooler_output"):
+        found = features.pooler_output
+        features = found if found is not None else features.last_hidden_state
     width = model.config.get_text_config().hidden_size
     leaves = features if isinstance(features, list | tuple) else [features]
     num = sum(one.numel() for one in leaves if isinstance(one, torch.Tensor))

@@ -20,8 +20,7 @@ from lohan.verify import Case, SmallCopy, verify_copy
 from lohan.verify.plain_loop import losses_and_gradients
 from lohan.verify.small_copy import DTYPE
 from support.sweep import catalogue, inputs
-from support.sweep.catalogue import Family
-from support.sweep.diffusion_table import DENOISERS
+from support.sweep.catalogue import DENOISERS, Family
 from support.sweep.small_configs import small_config
 
 EQUAL, WRONG, REFUSED = "equal", "wrong", "refused"
@@ -95,7 +94,7 @@ class _NotTrainable(Exception):
 def judge(family: Family, ssd: Path) -> Row:
     """Build, train both ways, compare."""
     row = Row(name=family.name, kind=family.kind, class_name=family.class_name, outcome=NOT_BUILT)
-    copy = _trainable_copy(family, row)
+    copy = trainable_copy(family, row)
     if copy is None:
         return row
     done: list[str] = []
@@ -138,9 +137,7 @@ def build(family: Family, *, has_dropout: bool) -> nn.Module:
         import transformers
 
         kind: Any = getattr(transformers, family.class_name)
-        config = small_config(
-            kind.config_class, model_type=family.model_type, has_dropout=has_dropout
-        )
+        config = small_config(kind.config_class, has_dropout=has_dropout)
         if family.kind == catalogue.CAUSAL and hasattr(config, "is_decoder"):
             config.is_decoder = True
         made = kind._from_config(config, dtype=DTYPE)
@@ -188,7 +185,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:400]
 
 
-def _trainable_copy(family: Family, row: Row) -> SmallCopy | None:
+def trainable_copy(family: Family, row: Row) -> SmallCopy | None:
     """The first way to build and feed a model in which the plain loop trains it."""
     for attempt in _ATTEMPTS:
         try:
@@ -211,7 +208,7 @@ def _trainable_copy(family: Family, row: Row) -> SmallCopy | None:
                 copy = _copy(family, attempt, make_batch, row)
                 _try_plain_loop(copy, make_batch, row)
             except Exception as error:
-                row.reason = f"{first_line(error)} ({_place(error)})"
+                row.reason = row.reason or f"{first_line(error)} ({_place(error)})"
                 continue
             row.has_dropout = attempt.has_dropout
             row.reason = ""

@@ -40,21 +40,30 @@ _OF_TEXT_WIDTH = ("out_hidden_size", "text_hidden_size", "output_dim")
 
 _TWO_KINDS = ["sliding_attention", "full_attention"] * 2
 _GEMMA4_TEXT: dict[str, Any] = {
-    **{"layer_types": _TWO_KINDS, "num_hidden_layers": 4, "num_kv_shared_layers": 2},
-    **{"hidden_size_per_layer_input": 8, "global_head_dim": 16},
-    **{"num_global_key_value_heads": None, "vocab_size_per_layer_input": 256},
+    "layer_types": _TWO_KINDS,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": None,
+    "vocab_size_per_layer_input": 256,
 }
 _XLM = {"emb_dim": 32, "n_heads": 2, "n_words": 256}
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "albert": {"hidden_size": 32, "embedding_size": 16},
+    "aria": {"projector_patch_to_query_dict": {16: 4}},
     "bailing_hybrid": {
-        **{"num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1},
-        **{"linear_num_heads": 2, "linear_head_dim": 16},
+        "num_experts_per_token": 2,
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "linear_num_heads": 2,
+        "linear_head_dim": 16,
     },
     "beit": {"out_features": None, "out_indices": None},
     "codegen": {"n_head": 4, "n_embd": 64, "rotary_dim": 8},
     "cohere_compass_text": {
-        **{"layer_types": _TWO_KINDS, "num_hidden_layers": 4},
+        "layer_types": _TWO_KINDS,
+        "num_hidden_layers": 4,
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in _TWO_KINDS[:2]
         },
@@ -63,7 +72,10 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dinov2": {"out_features": None, "out_indices": None},
     "dinov2_with_registers": {"out_features": None, "out_indices": None},
     "dots1": {
-        **{"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
         "n_shared_experts": 1,
     },
     "ernie4_5_moe": {"moe_k": 2, "moe_num_experts": 4, "moe_layer_start_index": 1},
@@ -71,9 +83,14 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
     "flaubert": _XLM,
     "gemma3n_text": {
-        **{"layer_types": _TWO_KINDS, "num_hidden_layers": 4, "num_kv_shared_layers": 2},
-        **{"hidden_size_per_layer_input": 8, "laurel_rank": 4, "intermediate_size": [32] * 4},
-        **{"activation_sparsity_pattern": [0.0] * 4, "vocab_size_per_layer_input": 128},
+        "layer_types": _TWO_KINDS,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "intermediate_size": [32] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "vocab_size_per_layer_input": 128,
     },
     "gemma4_text": _GEMMA4_TEXT,
     "gemma4_unified_text": _GEMMA4_TEXT,
@@ -86,30 +103,52 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "longcat_flash": {"num_layers": 2},
     "ministral": {"head_dim": 16},
     "mllama_vision_model": {
-        **{"intermediate_layers_indices": [0, 1], "vision_output_dim": 96, "max_num_tiles": 2},
-        **{"supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]], "hidden_size": 32},
+        "intermediate_layers_indices": [0, 1],
+        "vision_output_dim": 96,
+        "max_num_tiles": 2,
+        "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+        "hidden_size": 32,
         "attention_heads": 2,
     },
     "mllama_text_model": {"cross_attention_layers": [1]},
     "mobilebert": {
-        **{"hidden_size": 64, "true_hidden_size": 32, "intra_bottleneck_size": 32},
+        "hidden_size": 64,
+        "true_hidden_size": 32,
+        "intra_bottleneck_size": 32,
         "embedding_size": 32,
     },
     "nemotron": {"num_key_value_heads": 2, "num_attention_heads": 2},
     "nemotron_h": {
-        **{"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-        **{"hidden_size": 32, "n_routed_experts": 4, "chunk_size": 8},
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_size": 32,
+        "n_routed_experts": 4,
+        "chunk_size": 8,
     },
     "qwen2_vl_vision": {"embed_dim": 32, "num_heads": 2},
     "qwen4_exp_text": {
-        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
-        **{"indexer_budget": 4, "indexer_compress_ratio": 2, "hc_count": 2, "hc_lowrank": 8},
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+        "hc_count": 2,
+        "hc_lowrank": 8,
     },
     "reformer": {
-        **{"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (3, 4), "hidden_size": 32},
-        **{"attention_head_size": 16, "attn_layers": ["local", "lsh", "local"]},
-        **{"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "num_buckets": 2},
+        "axial_pos_embds_dim": (16, 16),
+        "axial_pos_shape": (3, 4),
+        "hidden_size": 32,
+        "attention_head_size": 16,
+        "attn_layers": ["local", "lsh", "local"],
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+        "num_buckets": 2,
         "feed_forward_size": 32,
     },
     "wav2vec2-bert": {"vocab_size": 32},
@@ -117,8 +156,13 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "xlm": _XLM,
     "xlnet": {"d_head": 16},
     "xlstm": {
-        **{"hidden_size": 32, "embedding_dim": 32, "num_heads": 2, "num_hidden_layers": 3},
-        **{"num_blocks": 3, "mode": "train", "chunk_size": 4},
+        "hidden_size": 32,
+        "embedding_dim": 32,
+        "num_heads": 2,
+        "num_hidden_layers": 3,
+        "num_blocks": 3,
+        "mode": "train",
+        "chunk_size": 4,
     },
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "zamba": {
@@ -138,13 +182,17 @@ _HAVE_ROTARY_PARTS = (
 )
 
 
-def small_config(kind: Any, *, model_type: str, has_dropout: bool) -> Any:
+def small_config(kind: Any, *, has_dropout: bool) -> Any:
     """A small configuration of a model class.
 
     Args:
         has_dropout: switch on what is there and off.
     """
-    settings = _shrunk(kind().to_dict(), model_type)
+    settings = kind().to_dict()
+    for name, part in kind.sub_configs.items():
+        if "vision" in name and settings.get(name) is None and hasattr(part, "model_type"):
+            settings[name] = part().to_dict()  # left out unless asked for
+    settings = _shrunk(settings, kind.model_type)
     if has_dropout:
         settings = _with_dropout(settings)
     config = kind.from_dict(settings)
