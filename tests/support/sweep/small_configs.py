@@ -196,8 +196,10 @@ def small_config(kind: Any, *, has_dropout: bool) -> Any:
     if has_dropout:
         settings = _with_dropout(settings)
     config = kind.from_dict(settings)
+    if config.is_encoder_decoder and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+        config.decoder_start_token_id = config.pad_token_id
     return config
 
 
