@@ -97,3 +97,13 @@ def test_finding_out_about_labels_leaves_no_trace_in_the_model() -> None:
     loss_shares(model, [labels, labels], None)
     assert model.num_calls == 0
     assert not list(model.children())
+
+
+def test_no_row_is_tried_without_any_label() -> None:
+    def loss_fn(_: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        labels = batch["labels"]
+        assert (labels != -100).any(dim=1).all()  # mBART looks for the last one of each row
+        return torch.nn.functional.cross_entropy(torch.eye(4)[:3], labels[0])
+
+    batches = [{"labels": torch.tensor([[1, 2, 3]])}, {"labels": torch.tensor([[1, -100, -100]])}]
+    assert loss_shares(Scaled(), batches, loss_fn) == [3 / 4, 1 / 4]
