@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from lohan.attaching import attach
+from lohan.engine.engine import Engine
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.store import StateLayout
@@ -92,7 +93,7 @@ class _Runs:
     device: str | None
     ram_bytes: int
     is_ram_given: bool
-    report: Callable[[str], None]
+    observe: Callable[[Engine], None] | None
 
     def steps_of(self, case: Case, num_steps: int) -> list[list[dict[str, object]]]:
         """The same batches whatever the case, dealt out to micro-batches."""
@@ -147,6 +148,8 @@ class _Runs:
                 # Making the model draws random numbers; training starts from the seed.
                 torch.manual_seed(_SEED)
                 results = [engine.step(batches) for batches in self.steps_of(case, num_steps)]
+                if self.observe is not None:
+                    self.observe(engine)
                 masters = {name: master.clone() for name, master in engine.weights()}
                 states = {
                     name: TensorStates(
@@ -198,6 +201,7 @@ def verify_copy(
     num_steps: int = 5,
     cases: Sequence[Case] | None = None,
     report: Callable[[str], None] | None = None,
+    observe: Callable[[Engine], None] | None = None,
 ) -> Verification:
     """Train a small model in every case, offloaded and in memory, and compare.
 
@@ -208,6 +212,7 @@ def verify_copy(
         num_steps: optimizer steps per run.
         cases: other ones than all.
         report: is told of every case as it ends.
+        observe: is given each engine once its steps are taken.
 
     Raises:
         ConfigError: the engine cannot drive the model, or the model itself is not deterministic.
@@ -225,7 +230,7 @@ def verify_copy(
             device,
             ram_bytes if ram_bytes is not None else _LEAST_RAM_BYTES,
             ram_bytes is not None,
-            tell,
+            observe,
         )
         judged: dict[tuple[int, float | None, bool], Trained] = {}
         results: list[CaseResult] = []

@@ -6,6 +6,7 @@ Nothing is moved, overlapped or recomputed here. Of the engine it knows only the
 gradients lie for the global norm, which decides how their squares are added. Called by `compare`.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,18 +150,21 @@ def loss_shares(
 
 
 def _counts_first_label(model: nn.Module, batch: Mapping[str, Any], loss_fn: Loss | None) -> bool:
-    """By experiment: whether a loss of the labels of first tokens alone is one of no label."""
+    """By experiment: whether labels of first tokens make a difference beside those of last ones.
+
+    Never of no label at all: models that look for the end of each row (mBART) have none then.
+    """
     labels = batch["labels"]
-    if labels.dim() < 2 or labels.is_floating_point():
+    if labels.dim() < 2 or labels.shape[-1] < 2 or labels.is_floating_point():
         return True
-    none = torch.full_like(labels, IGNORED_LABEL)
-    first = torch.cat([labels[..., :1].clamp(min=0), none[..., 1:]], dim=-1)
-    modes = {part: part.training for part in model.modules()}
+    last = torch.full_like(labels, IGNORED_LABEL)
+    last[..., -1] = labels[..., -1].clamp(min=0)
+    both = last.clone()
+    both[..., 0] = labels[..., 0].clamp(min=0)
+    # A copy: a forward may change its model, and this one is no part of the training.
+    tried = copy.deepcopy(model).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        model.eval()
-        losses = [loss_of(model, {**batch, "labels": one}, loss_fn) for one in (first, none)]
-        for part, is_training in modes.items():
-            part.training = is_training
+        losses = [loss_of(tried, {**batch, "labels": one}, loss_fn) for one in (both, last)]
     return not torch.equal(*(loss.nan_to_num(nan=-1.0) for loss in losses))
 
 

@@ -79,3 +79,31 @@ def test_micro_batches_weigh_as_the_concatenated_batch_says(num_shifted: int) ->
 
 def test_without_labels_micro_batches_weigh_alike() -> None:
     assert loss_shares(Scaled(), [{"x": 1}, {"x": 2}], None) == [0.5, 0.5]
+
+
+def test_finding_out_about_labels_leaves_no_trace_in_the_model() -> None:
+    class Counting(torch.nn.Module):
+        num_calls = 0
+
+        def forward(self, labels: torch.Tensor) -> torch.Tensor:
+            if not self.num_calls:  # BigBird changes its kind of attention so
+                self.drop = torch.nn.Dropout()
+                self.drop.train(self.training)
+            self.num_calls += 1
+            return labels.float().mean()
+
+    model = Counting()
+    labels = {"labels": torch.tensor([[1, 2, 3]])}
+    loss_shares(model, [labels, labels], None)
+    assert model.num_calls == 0
+    assert not list(model.children())
+
+
+def test_no_row_is_tried_without_any_label() -> None:
+    def loss_fn(_: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        labels = batch["labels"]
+        assert (labels != -100).any(dim=1).all()  # mBART looks for the last one of each row
+        return torch.nn.functional.cross_entropy(torch.eye(4)[:3], labels[0])
+
+    batches = [{"labels": torch.tensor([[1, 2, 3]])}, {"labels": torch.tensor([[1, -100, -100]])}]
+    assert loss_shares(Scaled(), batches, loss_fn) == [3 / 4, 1 / 4]
