@@ -16,6 +16,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lohan  # noqa: F401  # before torch, which it keeps from what does not run here
+from support import accelerator
+
+if accelerator.LOADS in os.environ:
+    accelerator.load()
 
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("explore", derandomize=False)

@@ -1,20 +1,30 @@
-"""GPUs through torch's CUDA runtime: streams, events, pinned memory. The only file that names CUDA.
+"""Any accelerator torch knows, by torch's common interface: streams, events, pinned memory.
 
 Owns two copy streams beside torch's default stream, which is the compute queue: the default one, so
 that work of any thread lands in it without being told. Memory comes from torch's caching allocator,
-held to the budget by it. Rules that are not about CUDA live in `memory.py` and `pinned.py`.
+held to the budget by it. What a vendor does its own way is `vendors.py`; rules that are not about
+accelerators live in `memory.py` and `pinned.py`.
+
+Note "Memory of no queue". The allocator knows which stream memory was made on, and orders its reuse
+by that stream alone. Memory of `alloc` is made on a stream that never has work. So a copy into it
+waits for nothing, whatever compute has queued; and it is handed out again when compute that was
+queued before its end is over (`record_stream`) and copies from or to it are (`_ends_in_flight`).
+
+Note "The first failure". A kernel fails after its call has returned, and from then on every call to
+the device fails, also those that only clean up. The first failure that is seen is raised, and named
+by whatever fails later; what cleans up (`synchronize`, `free`, `unpin`, `close`) is quiet then.
 """
 
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 
-from lohan.device.device import CopyEnd, Event, RamBuffer
+from lohan.device.closing import ClosingDevice, foreign_event
+from lohan.device.device import CopyEnd, Event
 from lohan.device.memory import (
     DeviceMemory,
     allocate_flat,
@@ -24,34 +34,37 @@ from lohan.device.memory import (
     ram_tensor,
 )
 from lohan.device.pinned import PinnedRanges
+from lohan.device.vendors import KINDS, vendor_of
 from lohan.errors import DoesNotFit, HardwareError
 from lohan.units import format_bytes
 from lohan.vocabulary import Lane
 
-_HOST_REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 
-
-def why_absent() -> str | None:
-    """Return why no GPU can be used, or None if one can."""
-    if torch.version.cuda is None and torch.version.hip is None:
+def why_absent(kind: str | None = None) -> str | None:
+    """Return why no accelerator (of this kind) can be used, or None if one can."""
+    found = torch.accelerator.current_accelerator()
+    if found is None:
         return f"torch {torch.__version__} is built without GPU support"
-    if not torch.cuda.is_available():
+    if kind is not None and kind != found.type:
+        return f"torch {torch.__version__} is built for {found.type}"
+    if not torch.accelerator.is_available():
         return "torch finds no GPU or no driver for it"
     return None
 
 
-def _torch_device(index: int) -> torch.device:
-    return torch.device("cuda", index)
+def names() -> tuple[str, ...]:
+    """Kinds of accelerator users may name."""
+    found = torch.accelerator.current_accelerator()
+    return KINDS if found is None or found.type in KINDS else (*KINDS, found.type)
 
 
-class _CudaEvent:
+class _StreamEvent:
     """A point in a stream."""
 
     __slots__ = ("event",)
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        # Blocking: a waiting thread sleeps instead of taking a core from the optimizer.
-        self.event = torch.cuda.Event(blocking=True)
+    def __init__(self, event: Any, stream: Any) -> None:
+        self.event = event
         self.event.record(stream)
 
     def is_done(self) -> bool:
@@ -61,40 +74,47 @@ class _CudaEvent:
             return True  # ended badly; `wait` tells
 
 
-class CudaDevice:
-    """One GPU."""
+class AcceleratorDevice(ClosingDevice):
+    """One accelerator."""
 
     shares_ram = False
 
     def __init__(
         self,
+        kind: str | None = None,
         index: int | None = None,
         *,
         memory_bytes: int | None = None,
         reason: str = "asked for",
     ) -> None:
-        """Open a GPU; None is the one torch would use. `memory_bytes` None is what is free.
+        """Open one; None is the kind and number torch would use. `memory_bytes` None: what is free
+        but for the vendor's reserve.
 
         Raises:
-            HardwareError: if there is no such GPU.
+            HardwareError: if there is no such accelerator.
             DoesNotFit: if it is smaller than the budget.
         """
-        absence = why_absent()
-        if absence is None and index is not None and index >= torch.cuda.device_count():
-            absence = f"GPUs are counted from 0 and there are {torch.cuda.device_count()}"
+        absence = why_absent(kind)
+        if absence is None and index is not None and index >= torch.accelerator.device_count():
+            absence = f"GPUs are counted from 0 and there are {torch.accelerator.device_count()}"
         if absence is not None:
             raise HardwareError(
                 f"there is no GPU {0 if index is None else index}",
                 why=absence,
                 remedy='install torch with GPU support and a driver, or use device "cpu"',
             )
-        index = torch.cuda.current_device() if index is None else index
-        self.name, self.reason = f"cuda:{index}", reason
-        self.torch_device = _torch_device(index)
-        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
-        self._index = index
+        index = torch.accelerator.current_device_index() if index is None else index
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        self.torch_device = torch.device(found.type, index)
+        self.name, self.reason = str(self.torch_device), reason
+        self._index, self._vendor = index, vendor_of(found.type)
+        self._module: Any = torch.get_device_module(found)
+        self._vendor.set_allocator()
+        free_bytes, total_bytes = torch.accelerator.get_memory_info(index)
         # What torch already holds of the GPU is ours to use as well.
-        usable_bytes = free_bytes + torch.cuda.memory_reserved(index)
+        usable_bytes = free_bytes + torch.accelerator.memory_reserved(index)
+        usable_bytes = max(1, usable_bytes - self._vendor.reserve_bytes)
         budget_bytes = usable_bytes if memory_bytes is None else memory_bytes
         if budget_bytes > total_bytes:
             raise DoesNotFit(
@@ -104,66 +124,70 @@ class CudaDevice:
                 remedy="lower the gpu budget, or leave it out to use what is free",
             )
         self.memory_bytes: int | None = budget_bytes
-        torch.cuda.set_per_process_memory_fraction(budget_bytes / total_bytes, index)
-        self._compute_stream = torch.cuda.default_stream(index)
+        self._fraction_before = self._module.get_per_process_memory_fraction(index)
+        self._module.set_per_process_memory_fraction(budget_bytes / total_bytes, index)
+        # The vendor's own classes where there are any: those all have in common ignore settings.
+        self._make_event = getattr(self._module, "Event", torch.Event)
+        make_stream = getattr(self._module, "Stream", torch.Stream)
+        self._compute_stream = _default_stream(self._module, index)
+        self._memory_stream = make_stream(device=self.torch_device)  # see "Memory of no queue"
         self._copy_streams = {
-            Lane.GPU_TO_RAM: torch.cuda.Stream(index),
-            Lane.RAM_TO_GPU: torch.cuda.Stream(index),
+            lane: make_stream(device=self.torch_device)
+            for lane in (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
         }
         # Ends of copies under way, per lane in order: the allocator must not hand their memory
         # out again before the copy is done, and it does not see what other streams do.
-        self._ends_in_flight: dict[Lane, deque[tuple[_CudaEvent, Any]]] = {
+        self._ends_in_flight: dict[Lane, deque[tuple[_StreamEvent, Any]]] = {
             lane: deque() for lane in self._copy_streams
         }
         self._ends_lock = threading.Lock()
         # Two threads on one lane must not mix their waits and copies. One lock per lane: a copy
         # from or to memory that is not pinned blocks, and must not hold up the other direction.
         self._lane_locks = {lane: threading.Lock() for lane in self._copy_streams}
-        self._pinned = PinnedRanges(self._register, self._unregister)
+        self._pinned = PinnedRanges(self._lock_range, self._unlock_range)
+        self._failure: str | None = None
         self._is_closed = False
 
     def alloc(self, nbytes: int) -> DeviceMemory:
-        """Return memory from torch's allocator."""
+        """Return memory from torch's allocator; see note "Memory of no queue"."""
         self._check_open()
         self._let_go()
-        with torch.cuda.stream(self._compute_stream):
-            memory = DeviceMemory(allocate_flat(nbytes, self.torch_device, self.name))
-        # The allocator may hand out bytes that queued compute still reads: it orders only its own
-        # stream. Copies queued from now on start after that compute.
-        born = _CudaEvent(self._compute_stream)
-        for stream in self._copy_streams.values():
-            stream.wait_event(born.event)
-        return memory
+        with self._failing(), self._on(self._memory_stream):
+            flat = allocate_flat(nbytes, self.torch_device, self.name)
+            with operators_unseen():
+                flat.record_stream(self._compute_stream)
+            born = self._event_on(self._memory_stream)
+            for stream in (self._compute_stream, *self._copy_streams.values()):
+                stream.wait_event(born.event)
+        return DeviceMemory(flat)
 
     def free(self, memory: DeviceMemory) -> None:
         """Give memory back to torch's allocator."""
         memory.invalidate()
 
-    def adopt(self, ram: torch.Tensor | RamBuffer) -> DeviceMemory:
-        """Refuse: a GPU has memory of its own."""
-        raise HardwareError(
-            f"{self.name} cannot compute from main memory",
-            why="it has memory of its own",
-            remedy="allocate device memory and copy into it (see shares_ram)",
-        )
-
     @property
     def bytes_in_use(self) -> int:
         """Bytes of all live tensors, as torch's allocator counts them."""
         self._let_go()
-        return int(torch.cuda.memory_allocated(self._index))
+        return int(torch.accelerator.memory_allocated(self._index))
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes of live tensors at once."""
-        return int(torch.cuda.max_memory_allocated(self._index))
+        return int(torch.accelerator.max_memory_allocated(self._index))
 
     def reset_peak(self) -> None:
         """Measure the peak anew."""
-        torch.cuda.reset_peak_memory_stats(self._index)
+        torch.accelerator.reset_peak_memory_stats(self._index)
+
+    def trim(self) -> None:
+        """Give what the allocator caches back to the driver."""
+        if self._failure is None:
+            with self._failing():
+                torch.accelerator.empty_cache()
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Lock main memory in place, exactly these bytes: no rounding to powers of two."""
+        """Lock main memory in place."""
         self._check_open()
         self._pinned.pin(address, nbytes)
 
@@ -183,12 +207,12 @@ class CudaDevice:
         events = [self._own(event) for event in after]
         self._let_go()
         stream = self._copy_streams[lane]
-        with self._lane_locks[lane], torch.cuda.stream(stream), operators_unseen():
+        with self._failing(), self._lane_locks[lane], self._on(stream), operators_unseen():
             for event in events:
                 stream.wait_event(event.event)
             if dst_bytes.numel():
                 dst_bytes.copy_(src_bytes, non_blocking=True)
-            done = _CudaEvent(stream)
+            done = self._event_on(stream)
             with self._ends_lock:
                 self._ends_in_flight[lane].append((done, (dst, src, dst_bytes, src_bytes)))
         return done
@@ -198,7 +222,7 @@ class CudaDevice:
         """Compute on the default stream, from any thread."""
         self._check_open()
         self._let_go()
-        with torch.cuda.device(self._index), torch.cuda.stream(self._compute_stream):
+        with self._failing(torch.AcceleratorError), self._on(self._compute_stream):
             try:
                 yield
             except torch.OutOfMemoryError as error:
@@ -217,46 +241,48 @@ class CudaDevice:
 
     def record(self) -> Event:
         """Return the point after all compute queued so far."""
-        return _CudaEvent(self._compute_stream)
+        with self._failing():
+            return self._event_on(self._compute_stream)
 
     def compute_waits(self, event: Event) -> None:
         """Make the default stream wait; the host goes on."""
-        self._compute_stream.wait_event(self._own(event).event)
+        own = self._own(event)
+        with self._failing():
+            self._compute_stream.wait_event(own.event)
 
     def wait(self, event: Event) -> None:
         """Block the calling thread until the event is done."""
         own = self._own(event)
-        try:
+        with self._failing():
             own.event.synchronize()
-        except RuntimeError as error:
-            self._fail(error)
         self._let_go()
 
     def synchronize(self) -> None:
-        """Block until all three streams are empty."""
-        try:
+        """Block until all three streams are empty; does nothing once a failure was told."""
+        if self._failure is not None:
+            return
+        with self._failing():
             for stream in (self._compute_stream, *self._copy_streams.values()):
                 stream.synchronize()
-        except RuntimeError as error:
-            self._fail(error)
         self._let_go()
 
     def rng_state(self) -> torch.Tensor:
-        """Return the state of the GPU's generator."""
+        """Return the state of the accelerator's generator."""
         with operators_unseen():
-            return torch.cuda.get_rng_state(self._index)
+            state: torch.Tensor = self._module.get_rng_state(self.torch_device)
+            return state
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Set the GPU's generator."""
+        """Set the accelerator's generator."""
         with operators_unseen():
-            torch.cuda.set_rng_state(state, self._index)
+            self._module.set_rng_state(state, self.torch_device)
 
     def close(self) -> None:
         """Let queued copies end, unpin, and lift the budget."""
         if self._is_closed:
             return
         self._is_closed = True
-        # Queued copies cannot be called back. If the GPU has failed they are gone, and whoever
+        # Queued copies cannot be called back. If the device has failed they are gone, and whoever
         # waited for one has been told.
         with contextlib.suppress(HardwareError):
             self.synchronize()
@@ -264,22 +290,39 @@ class CudaDevice:
             for ends in self._ends_in_flight.values():
                 ends.clear()
         self._pinned.unpin_all()
-        torch.cuda.set_per_process_memory_fraction(1.0, self._index)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        if self._failure is None:
+            self._module.set_per_process_memory_fraction(self._fraction_before, self._index)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise closed_error(self.name)
+
+    @contextlib.contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        """Queue work of this thread on a stream. Unlike `with stream`, re-entry is fine."""
+        with torch.accelerator.device_index(self._index):
+            before = torch.accelerator.current_stream(self._index)
+            torch.accelerator.set_stream(stream)
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(before)
+
+    def _event_on(self, stream: Any) -> _StreamEvent:
+        return _StreamEvent(self._make_event(**self._vendor.event_settings), stream)
+
+    @contextlib.contextmanager
+    def _failing(self, kind: type[RuntimeError] = RuntimeError) -> Iterator[None]:
+        """Tell errors of the runtime as failures of the device; see note "The first failure"."""
+        try:
+            yield
+        except kind as error:
+            self._failure = self._failure or str(error).splitlines()[0]
+            raise HardwareError(
+                f"{self.name} failed",
+                why=self._failure,
+                remedy="see the driver's log; the process must be started again to use the GPU",
+            ) from error
 
     def _let_go(self) -> None:
         """Drop the ends of copies that are done."""
@@ -311,50 +354,26 @@ class CudaDevice:
             remedy="swap the ends or name the other lane",
         )
 
-    def _own(self, event: Event) -> _CudaEvent:
-        if isinstance(event, _CudaEvent):
+    def _own(self, event: Event) -> _StreamEvent:
+        if isinstance(event, _StreamEvent):
             return event
-        raise HardwareError(
-            f"an event of type {type(event).__name__} was given to {self.name}",
-            why="only the device that made an event understands it",
-            remedy="use events of the same device",
-        )
+        raise foreign_event(event, self.name)
 
-    def _fail(self, error: RuntimeError) -> NoReturn:
-        raise HardwareError(
-            f"{self.name} failed",
-            why=str(error).splitlines()[0],
-            remedy="see the driver's log; the process must be started again to use the GPU",
-        ) from error
+    def _lock_range(self, address: int, nbytes: int) -> None:
+        self._vendor.lock_range(self.torch_device, address, nbytes)
 
-    def _register(self, address: int, nbytes: int) -> None:
-        runtime: Any = torch.cuda.cudart()
-        result = runtime.cudaHostRegister(address, nbytes, _HOST_REGISTER_PORTABLE)
-        if int(result) == 0:
-            return
-        self._forget_last_error()
-        raise HardwareError(
-            f"{format_bytes(nbytes)} of main memory could not be pinned",
-            why=f"the driver says: {runtime.cudaGetErrorString(result)} (error {int(result)})",
-            remedy="raise the locked-memory limit (ulimit -l), or go on unpinned at a lower rate",
-        )
+    def _unlock_range(self, address: int) -> None:
+        # A failed device refuses, and the driver unpins what the process leaves behind.
+        if self._failure is None:
+            self._vendor.unlock_range(self.torch_device, address)
 
-    def _unregister(self, address: int) -> None:
-        runtime: Any = torch.cuda.cudart()
-        result = runtime.cudaHostUnregister(address)
-        if int(result) != 0:
-            self._forget_last_error()
-            raise HardwareError(
-                f"memory at {address:#x} could not be unpinned",
-                why=f"the driver says: {runtime.cudaGetErrorString(result)} (error {int(result)})",
-                remedy="unpin memory before it is freed",
-            )
 
-    def _forget_last_error(self) -> None:
-        """Clear the error a refused call leaves behind in this thread.
-
-        The runtime hands it to the next kernel launch, which would fail for no reason of its own;
-        torch has no call to clear it, so a launch of ours takes it.
-        """
-        with contextlib.suppress(RuntimeError), operators_unseen():
-            torch.zeros(1, dtype=torch.uint8, device=self.torch_device).add_(1)
+def _default_stream(module: Any, index: int) -> Any:
+    """The stream that work of a thread goes to which was told nothing."""
+    if hasattr(module, "default_stream"):
+        return module.default_stream(index)
+    found: list[Any] = []
+    asked = threading.Thread(target=lambda: found.append(torch.accelerator.current_stream(index)))
+    asked.start()
+    asked.join()
+    return found[0]
