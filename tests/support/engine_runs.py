@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
@@ -158,11 +159,14 @@ def attach(
 
 
 def plain_run(case: EngineCase, engine: Engine, model: torch.nn.Module) -> PlainRun:
-    """The same run in memory. `model` is a twin made before the engine took the first one."""
+    """The same run in memory, on the same device. `model` is a twin made before the engine took the
+    first one."""
+    target = engine.device.torch_device
+    model.to(target)
     return plain_end(
         model,
         optimizer_for(case, model),
-        batches_of(case),
+        tree_map_only(torch.Tensor, lambda leaf: leaf.to(target), batches_of(case)),
         layout=engine.store.layout,
         loss_fn=LOSS_FUNCTIONS.get(case.model),
         loss_scale=2.0**16 if case.dtype is torch.float16 else None,

@@ -98,7 +98,7 @@ class Worker {
 
 std::mutex workers_mutex;
 std::vector<Worker*>& workers() {
-  static auto* all = new std::vector<Worker*>{new Worker()};  // leaked: threads outlive statics
+  static auto* all = new std::vector<Worker*>{new Worker()};  // leaked: threads run to the end
   return *all;
 }
 Worker& worker(int64_t stream) {
