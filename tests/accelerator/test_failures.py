@@ -83,11 +83,9 @@ def test_the_first_failure_is_told_with_its_task_and_the_run_goes_on_from_its_se
 def test_nothing_masks_the_failure_when_the_engine_is_left_by_it(tmp_path: Path) -> None:
     """As in a script: the `with` block ends by the error, and closing meets a failed device."""
     model = build(CASE)
-    with (
-        pytest.raises(HardwareError, match="an illegal memory access in block 1"),
-        started(CASE, model, tmp_path) as engine,
-    ):
-        fails_in(1, is_backward=False)(model)
+    engine = started(CASE, model, tmp_path)
+    fails_in(1, is_backward=False)(model)
+    with pytest.raises(HardwareError, match="an illegal memory access in block 1"), engine:
         engine.step(batches_of(CASE)[0])
 
 

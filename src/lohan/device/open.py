@@ -7,6 +7,8 @@ command line; nothing else makes devices outside tests.
 import difflib
 import re
 
+import torch
+
 from lohan import matrix_tiles
 from lohan.device.cpu import CpuDevice
 from lohan.device.device import Device
@@ -14,6 +16,24 @@ from lohan.device.emulated import EmulatedDevice, EmulatedRates
 from lohan.errors import ConfigError
 
 _NUMBERED = re.compile(r"(?P<kind>[a-z_]+)(?::(?P<index>\d+))?")
+
+
+def _name(text: str | None) -> str | None:
+    return None if text is None else text.strip().lower()
+
+
+def torch_device_named(text: str | None) -> torch.device:
+    """Where the device of that name computes. Opens nothing and checks nothing."""
+    from lohan.device.accelerator import why_absent
+
+    name = _name(text)
+    found = torch.accelerator.current_accelerator()
+    if name in ("cpu", "emulated") or found is None or (name is None and why_absent() is not None):
+        return torch.device("cpu")
+    asked = torch.device(name or found.type)
+    if asked.index is not None:
+        return asked
+    return torch.device(asked.type, torch.accelerator.current_device_index())
 
 
 def open_device(
@@ -39,7 +59,7 @@ def open_device(
             why="nothing can be computed without memory",
             remedy="give a size such as 8GiB, or leave it out",
         )
-    name = None if text is None else text.strip().lower()
+    name = _name(text)
     if rates is not None and name != "emulated":
         raise ConfigError(
             f"rates were given for the device {text!r}",
