@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lohan.device import open_device, vendors
+from lohan.device import open_device, torch_device_named, vendors
 from lohan.device.accelerator import AcceleratorDevice
 from lohan.device.vendors import vendor_of
 from lohan.errors import ConfigError, DoesNotFit, HardwareError
@@ -206,6 +206,24 @@ def test_foreign_events_are_refused(device: AcceleratorDevice) -> None:
 
     with pytest.raises(HardwareError, match="Foreign"):
         device.wait(Foreign())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "testgpu:0"),
+        (" TestGPU ", "testgpu:0"),
+        ("testgpu:3", "testgpu:3"),
+        ("cpu", "cpu"),
+        ("emulated", "cpu"),
+        ("cuda:1", "cpu"),
+        ("no device at all", "cpu"),
+    ],
+)
+def test_where_a_device_computes_is_known_before_it_is_opened(
+    text: str | None, expected: str
+) -> None:
+    assert torch_device_named(text) == torch.device(expected)
 
 
 def test_it_is_opened_by_name_and_by_default() -> None:

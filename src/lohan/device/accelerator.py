@@ -124,8 +124,9 @@ class AcceleratorDevice(ClosingDevice):
                 remedy="lower the gpu budget, or leave it out to use what is free",
             )
         self.memory_bytes: int | None = budget_bytes
-        self._fraction_before = self._module.get_per_process_memory_fraction(index)
-        self._module.set_per_process_memory_fraction(budget_bytes / total_bytes, index)
+        fraction = getattr(self._module, "get_per_process_memory_fraction", lambda _: 1.0)
+        self._fraction_before = fraction(index)
+        self._limit(budget_bytes / total_bytes)
         # The vendor's own classes where there are any: those all have in common ignore settings.
         self._make_event = getattr(self._module, "Event", torch.Event)
         make_stream = getattr(self._module, "Stream", torch.Stream)
@@ -291,11 +292,16 @@ class AcceleratorDevice(ClosingDevice):
                 ends.clear()
         self._pinned.unpin_all()
         if self._failure is None:
-            self._module.set_per_process_memory_fraction(self._fraction_before, self._index)
+            self._limit(self._fraction_before)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise closed_error(self.name)
+
+    def _limit(self, fraction: float) -> None:
+        """Hold the allocator to a share of the memory, where the vendor's can be."""
+        if hasattr(self._module, "set_per_process_memory_fraction"):
+            self._module.set_per_process_memory_fraction(fraction, self._index)
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Iterator[None]:

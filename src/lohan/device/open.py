@@ -23,17 +23,22 @@ def _name(text: str | None) -> str | None:
 
 
 def torch_device_named(text: str | None) -> torch.device:
-    """Where the device of that name computes. Opens nothing and checks nothing."""
+    """Where the device of that name computes. Opens nothing; a name that is wrong is refused by
+    whoever opens it."""
     from lohan.device.accelerator import why_absent
 
     name = _name(text)
-    found = torch.accelerator.current_accelerator()
-    if name in ("cpu", "emulated") or found is None or (name is None and why_absent() is not None):
+    match = _NUMBERED.fullmatch(name or "cpu")
+    if name is None and why_absent() is None:
+        found = torch.accelerator.current_accelerator()
+        match = _NUMBERED.fullmatch(found.type) if found is not None else match
+    if match is None or why_absent(match["kind"]) is not None:
         return torch.device("cpu")
-    asked = torch.device(name or found.type)
-    if asked.index is not None:
-        return asked
-    return torch.device(asked.type, torch.accelerator.current_device_index())
+    index = match["index"]
+    return torch.device(
+        match["kind"],
+        torch.accelerator.current_device_index() if index is None else int(index),
+    )
 
 
 def open_device(
