@@ -1,7 +1,8 @@
-"""Starts the tests that run on the test accelerator, one file of them at a time.
+"""Starts the tests that run on the test accelerator, in processes of their own.
 
-torch has one accelerator per process, from its start to its end: a process of its own for them, so
-that all other tests run without. The first one builds it (20 to 30 seconds).
+torch has one accelerator per process, from its start to its end: all other tests run without. Files
+of tests/accelerator are for it alone; of those that every device must pass, some run on it too,
+where a case that names no device takes it. The first process builds it (20 to 30 seconds).
 """
 
 import os
@@ -14,20 +15,42 @@ import pytest
 from support import accelerator
 
 TESTS = Path(__file__).parent
-FILES = sorted(path.relative_to(TESTS) for path in (TESTS / "accelerator").glob("test_*.py"))
-CONTRACT = Path("contract") / "test_device_contract.py"
+FOR_EVERY_DEVICE = {
+    "contract": ["contract/test_device_contract.py"],
+    "models": [
+        "equivalence/test_engine_blocks_with_state.py",
+        "equivalence/test_engine_buffers.py",
+        "equivalence/test_engine_hooks_and_aliases.py",
+        "equivalence/test_engine_models_with_objects.py",
+        "equivalence/test_engine_odd_blocks.py",
+        "equivalence/test_engine_weights_elsewhere.py",
+    ],
+    "steps": [
+        "equivalence/test_engine_changes_between_steps.py",
+        "equivalence/test_engine_evaluation.py",
+        "equivalence/test_engine_host_randomness.py",
+        "equivalence/test_engine_nonfinite.py",
+        "equivalence/test_engine_odd_steps.py",
+        "fault/test_engine_lifecycle.py",
+    ],
+}
+GROUPS = FOR_EVERY_DEVICE | {
+    path.stem: [str(path.relative_to(TESTS))]
+    for path in sorted((TESTS / "accelerator").glob("test_*.py"))
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [CONTRACT, *FILES], ids=lambda path: path.stem)
-def test_on_the_test_accelerator(path: Path) -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_on_the_test_accelerator(group: str) -> None:
     absence = accelerator.why_absent()
     if absence is not None:
         pytest.skip(absence)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
-    only = ["-k", "accelerator"] if path == CONTRACT else []
+    only = ["-k", "accelerator"] if group == "contract" else ["-m", "not slow"]
+    files = [TESTS / path for path in GROUPS[group]]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *only, TESTS / path],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *only, *files],
         env={**environment, accelerator.LOADS: "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -20,6 +20,7 @@ from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
 from lohan.vocabulary import Choice, TensorKind
+from support import accelerator
 from support.in_memory_training import PlainRun, plain_end
 from support.small_machines import small_machine
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS
@@ -41,7 +42,7 @@ class EngineCase:
     max_grad_norm: float | None = 1.0
     num_ssds: int = 1
     num_threads: int = 1
-    device: str = "cpu"
+    device: str = accelerator.NAME if accelerator.is_loaded() else "cpu"
     ram_bytes: int = 64 * MIB
     gpu_bytes: int = 64 * MIB
     dropout: float = 0.0
