@@ -4,6 +4,7 @@ Owns the `with` statement, and answers of devices that have memory of their own.
 devices; called by nobody else.
 """
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -14,14 +15,14 @@ from lohan.device.memory import DeviceMemory
 from lohan.errors import HardwareError
 
 
-class ClosingDevice:
+class ClosingDevice(ABC):
     """A device that closes itself."""
 
     name: str
 
+    @abstractmethod
     def close(self) -> None:
         """End it; each device its own way."""
-        raise NotImplementedError
 
     def adopt(self, ram: torch.Tensor | RamBuffer) -> DeviceMemory:
         """Refuse: most devices have memory of their own."""
@@ -31,7 +32,7 @@ class ClosingDevice:
             remedy="allocate device memory and copy into it (see shares_ram)",
         )
 
-    def trim(self) -> None:
+    def trim(self) -> None:  # noqa: B027 - most devices keep nothing
         """Do nothing: what is freed is free."""
 
     def __enter__(self) -> Self:
