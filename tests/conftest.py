@@ -6,6 +6,7 @@
 import gc
 import itertools
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lohan  # noqa: F401  # before torch, which it keeps from what does not run here
+from support import accelerator
+
+if accelerator.LOADS in os.environ:
+    accelerator.load()
 
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("explore", derandomize=False)
@@ -51,6 +56,13 @@ def _slow_first(items: list[pytest.Item], num_workers: int) -> list[pytest.Item]
             worker * len(kind) // num_workers : (worker + 1) * len(kind) // num_workers
         ]
     ]
+
+
+@pytest.fixture(autouse=accelerator.is_loaded())
+def accelerator_as_if_new() -> Iterator[None]:
+    """What one test does to the test accelerator is over before the next."""
+    yield
+    accelerator.reset()
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,7 @@
 """What every device promises (lohan/device/device.py), checked on each of them.
 
-The GPU device runs twice: for real where there is a GPU, and always with a stand-in for the
-runtime library, which exercises its own logic.
+The accelerator runs for real where there is a GPU, and as the test accelerator in a process of its
+own (tests/test_accelerator.py).
 """
 
 import ctypes
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from lohan.device import CpuDevice, Device, EmulatedDevice, EmulatedRates, cuda
+from lohan.device import CpuDevice, Device, EmulatedDevice, EmulatedRates
+from lohan.device.accelerator import AcceleratorDevice, why_absent
 from lohan.errors import DoesNotFit, HardwareError
 from lohan.vocabulary import Lane
-from support import fake_gpu
 
 UP, DOWN = Lane.RAM_TO_GPU, Lane.GPU_TO_RAM
-KINDS = ["cpu", "cpu_counting", "emulated", "emulated_at_a_rate", "cuda_stand_in", "cuda"]
+KINDS = ["cpu", "cpu_counting", "emulated", "emulated_at_a_rate", "accelerator"]
 SIZES = [0, 1, 2, 3, 7, 63, 64, 65, 511, 4096, 4097, 2**20 + 1, 3 * 2**20]
 
 
@@ -31,22 +31,17 @@ class Buffer:
 
 
 @pytest.fixture(params=KINDS)
-def make(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Device]]:
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Device]]:
     kind = request.param
-    if kind == "cuda" and cuda.why_absent() is not None:
-        pytest.skip(f"no GPU: {cuda.why_absent()}")
-    if kind == "cuda_stand_in":
-        fake_gpu.install(monkeypatch)
+    if kind == "accelerator" and why_absent() is not None:
+        pytest.skip(f"no GPU: {why_absent()}")
     fast = EmulatedRates(gpu_to_ram_bytes_per_second=2e9, ram_to_gpu_bytes_per_second=1e9)
     makers: dict[str, Callable[..., Device]] = {
         "cpu": CpuDevice,
         "cpu_counting": lambda **given: CpuDevice(counts_compute=True, **given),
         "emulated": EmulatedDevice,
         "emulated_at_a_rate": lambda **given: EmulatedDevice(rates=fast, **given),
-        "cuda_stand_in": cuda.CudaDevice,
-        "cuda": cuda.CudaDevice,
+        "accelerator": AcceleratorDevice,
     }
     made: list[Device] = []
 

@@ -206,7 +206,7 @@ def test_a_seal_of_an_older_release_leaves_the_buffers_as_the_model_was_made(
         engine.store.seal(step=0, metadata={"user": {}})
     model = _remembering(4)
     start(case, model, optimizer_for(case, model), tmp_path, steps[0][0], run=run).close()
-    assert torch.equal(model.seen, torch.full((300, 300), 4.0).to(torch.bfloat16))
+    assert torch.equal(model.seen.cpu(), torch.full((300, 300), 4.0).to(torch.bfloat16))
 
 
 def test_a_sparse_buffer_is_refused_before_anything_is_written(tmp_path: Path) -> None:

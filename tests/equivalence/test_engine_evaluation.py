@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from lohan.drive.micro_batch import loss_of
 from support.engine_runs import EngineCase, attach, batches_of, build, optimizer_for
@@ -33,6 +34,9 @@ def test_evaluating_in_training_mode_draws_the_numbers_of_one_batch_after_the_ot
         torch.manual_seed(11)
         found = engine.evaluate(batches)
         torch.manual_seed(11)
+        target = engine.device.torch_device
+        twin.to(target)
+        batches = tree_map_only(torch.Tensor, lambda leaf: leaf.to(target), batches)
         with torch.no_grad():
             expected = [float(loss_of(twin, batch, loss_fn)) for batch in batches]
         engine.close(should_delete=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
@@ -19,6 +20,7 @@ from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
 from lohan.vocabulary import Choice, TensorKind
+from support import accelerator
 from support.in_memory_training import PlainRun, plain_end
 from support.small_machines import small_machine
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS
@@ -40,7 +42,7 @@ class EngineCase:
     max_grad_norm: float | None = 1.0
     num_ssds: int = 1
     num_threads: int = 1
-    device: str = "cpu"
+    device: str = accelerator.NAME if accelerator.is_loaded() else "cpu"
     ram_bytes: int = 64 * MIB
     gpu_bytes: int = 64 * MIB
     dropout: float = 0.0
@@ -158,11 +160,14 @@ def attach(
 
 
 def plain_run(case: EngineCase, engine: Engine, model: torch.nn.Module) -> PlainRun:
-    """The same run in memory. `model` is a twin made before the engine took the first one."""
+    """The same run in memory, on the same device. `model` is a twin made before the engine took the
+    first one."""
+    target = engine.device.torch_device
+    model.to(target)
     return plain_end(
         model,
         optimizer_for(case, model),
-        batches_of(case),
+        tree_map_only(torch.Tensor, lambda leaf: leaf.to(target), batches_of(case)),
         layout=engine.store.layout,
         loss_fn=LOSS_FUNCTIONS.get(case.model),
         loss_scale=2.0**16 if case.dtype is torch.float16 else None,

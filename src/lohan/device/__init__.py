@@ -8,7 +8,7 @@ from lohan.device.cpu import CpuDevice
 from lohan.device.device import Device, Event, RamBuffer
 from lohan.device.emulated import EmulatedDevice, EmulatedRates
 from lohan.device.memory import DeviceMemory
-from lohan.device.open import open_device
+from lohan.device.open import open_device, torch_device_named
 
 __all__ = [
     "CpuDevice",
@@ -19,4 +19,5 @@ __all__ = [
     "Event",
     "RamBuffer",
     "open_device",
+    "torch_device_named",
 ]

@@ -7,11 +7,10 @@ copy whose ends are the same memory vanishes. Chosen when there is no GPU.
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
 
 import torch
 
+from lohan.device.closing import ClosingDevice
 from lohan.device.device import CopyEnd, Event, RamBuffer
 from lohan.device.memory import (
     DeviceMemory,
@@ -37,7 +36,7 @@ class _Done:
 _DONE = _Done()
 
 
-class CpuDevice:
+class CpuDevice(ClosingDevice):
     """Main memory and processor as the GPU tier."""
 
     shares_ram = True
@@ -154,17 +153,6 @@ class CpuDevice:
         """Refuse further work."""
         self._pinned.unpin_all()
         self._is_closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,7 +1,7 @@
 """The contract of a device: what the engine may ask of the GPU tier, and what it is promised.
 
-Owns the Protocols and their rules; implementations are `cpu.py`, `emulated.py` and the one that
-drives real GPUs. One suite, tests/contract/test_device_contract.py, judges all of them.
+Owns the Protocols and their rules; implementations are `cpu.py`, `emulated.py` and
+`accelerator.py`. One suite, tests/contract/test_device_contract.py, judges all of them.
 
 Note "Queues". A device has three queues: compute, and one copy lane per direction. Each runs its
 work in the order given, and none waits for another unless told to by an event: `after=` makes a
@@ -100,6 +100,9 @@ class Device(Protocol):
 
     def reset_peak(self) -> None:
         """Start measuring the peak anew from what is alive now."""
+
+    def trim(self) -> None:
+        """Give memory that is kept for reuse back to the system, after work of another shape."""
 
     def pin(self, address: int, nbytes: int) -> None:
         """Lock main memory in place, so that copies from and to it run at full speed.

@@ -11,14 +11,13 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from types import TracebackType
-from typing import Self
 
 import torch
 
 from lohan.device.clock import Clock, RealClock
+from lohan.device.closing import ClosingDevice, foreign_event
 from lohan.device.copy_lane import ComputeEvent, CopyEvent, CopyLane, EmulatedEvent, poison
-from lohan.device.device import CopyEnd, Event, RamBuffer
+from lohan.device.device import CopyEnd, Event
 from lohan.device.memory import (
     DeviceMemory,
     MemoryLedger,
@@ -93,7 +92,7 @@ class _ComputeQueue:
             return self._piece_start_seconds
 
 
-class EmulatedDevice:
+class EmulatedDevice(ClosingDevice):
     """A stand-in for a GPU, with set rates and poisoned memory."""
 
     shares_ram = False
@@ -167,14 +166,6 @@ class EmulatedDevice:
         if self._poisons:
             poison(flat.data_ptr(), memory.nbytes)
         self._ledger.return_slot(memory.nbytes)
-
-    def adopt(self, ram: torch.Tensor | RamBuffer) -> DeviceMemory:
-        """Refuse: this device stands for one with memory of its own."""
-        raise HardwareError(
-            "the emulated device cannot compute from main memory",
-            why="it stands for a GPU, which has memory of its own",
-            remedy="allocate device memory and copy into it (see shares_ram)",
-        )
 
     @property
     def bytes_in_use(self) -> int:
@@ -268,17 +259,6 @@ class EmulatedDevice:
         for memory in list(self._slots.values()):
             self.free(memory)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _check_open(self) -> None:
         if self._stop.is_set():
             raise closed_error(self.name)
@@ -296,8 +276,4 @@ class EmulatedDevice:
     def _own(self, event: Event) -> EmulatedEvent:
         if isinstance(event, (ComputeEvent, CopyEvent)):
             return event
-        raise HardwareError(
-            f"an event of type {type(event).__name__} was given to the emulated device",
-            why="only the device that made an event understands it",
-            remedy="use events of the same device",
-        )
+        raise foreign_event(event, self.name)

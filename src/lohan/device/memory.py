@@ -295,6 +295,8 @@ def allocate_flat(nbytes: int, torch_device: torch.device, device_name: str) -> 
     try:
         with operators_unseen():
             return torch.empty(nbytes, dtype=torch.uint8, device=torch_device)
+    except torch.AcceleratorError:
+        raise  # the device has failed, whatever the size
     # Too large for the allocator, for the element count, or for a 64-bit integer.
     except (RuntimeError, TypeError, OverflowError) as error:
         raise DoesNotFit(

@@ -7,13 +7,38 @@ command line; nothing else makes devices outside tests.
 import difflib
 import re
 
+import torch
+
 from lohan import matrix_tiles
 from lohan.device.cpu import CpuDevice
 from lohan.device.device import Device
 from lohan.device.emulated import EmulatedDevice, EmulatedRates
 from lohan.errors import ConfigError
 
-_CUDA = re.compile(r"cuda(?::(?P<index>\d+))?")
+_NUMBERED = re.compile(r"(?P<kind>[a-z_]+)(?::(?P<index>\d+))?")
+
+
+def _name(text: str | None) -> str | None:
+    return None if text is None else text.strip().lower()
+
+
+def torch_device_named(text: str | None) -> torch.device:
+    """Where the device of that name computes. Opens nothing; a name that is wrong is refused by
+    whoever opens it."""
+    from lohan.device.accelerator import why_absent
+
+    name = _name(text)
+    match = _NUMBERED.fullmatch(name or "cpu")
+    if name is None and why_absent() is None:
+        found = torch.accelerator.current_accelerator()
+        match = _NUMBERED.fullmatch(found.type) if found is not None else match
+    if match is None or why_absent(match["kind"]) is not None:
+        return torch.device("cpu")
+    index = match["index"]
+    return torch.device(
+        match["kind"],
+        torch.accelerator.current_device_index() if index is None else int(index),
+    )
 
 
 def open_device(
@@ -22,7 +47,9 @@ def open_device(
     memory_bytes: int | None = None,
     rates: EmulatedRates | None = None,
 ) -> Device:
-    """Open `"cpu"`, `"emulated"`, `"cuda"` or `"cuda:n"`; None takes a GPU if there is one.
+    """Open `"cpu"`, `"emulated"`, `"cuda"`, `"cuda:n"` or another accelerator of torch by its name.
+
+    None takes a GPU if there is one.
 
     The device's `reason` says why it was chosen. `rates` are for the emulated device.
 
@@ -37,7 +64,7 @@ def open_device(
             why="nothing can be computed without memory",
             remedy="give a size such as 8GiB, or leave it out",
         )
-    name = None if text is None else text.strip().lower()
+    name = _name(text)
     if rates is not None and name != "emulated":
         raise ConfigError(
             f"rates were given for the device {text!r}",
@@ -52,22 +79,22 @@ def open_device(
     if name == "emulated":
         return EmulatedDevice(memory_bytes=memory_bytes, rates=rates, reason=asked + note)
     # Here and not above: asking the driver takes time, and most callers know what they want.
-    from lohan.device import cuda
+    from lohan.device.accelerator import AcceleratorDevice, names, why_absent
 
     if name is None:
-        absence = cuda.why_absent()
+        absence = why_absent()
         if absence is not None:
             reason = f"no GPU can be used ({absence}), so main memory and processor stand in"
             return CpuDevice(memory_bytes=memory_bytes, reason=reason + note)
-        return cuda.CudaDevice(memory_bytes=memory_bytes, reason="a GPU was found")
-    match = _CUDA.fullmatch(name)
-    if match is None:
-        names = ("cpu", "emulated", "cuda", "cuda:0")
-        nearest = difflib.get_close_matches(name, names, n=1)
+        return AcceleratorDevice(memory_bytes=memory_bytes, reason="a GPU was found")
+    match = _NUMBERED.fullmatch(name)
+    if match is None or match["kind"] not in names():
+        known = ("cpu", "emulated", *names(), f"{names()[0]}:0")
+        nearest = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"{text!r} is not a device",
-            why=f"known are {', '.join(names)}",
+            why=f"known are {', '.join(known)}",
             remedy=f"write {nearest[0]!r}" if nearest else "leave it out to have one chosen",
         )
     index = None if match["index"] is None else int(match["index"])
-    return cuda.CudaDevice(index, memory_bytes=memory_bytes, reason=asked)
+    return AcceleratorDevice(match["kind"], index, memory_bytes=memory_bytes, reason=asked)

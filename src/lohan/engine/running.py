@@ -76,6 +76,7 @@ class RunningPlan:
         with contextlib.ExitStack() as stack:
             # Backwards, and all of them, whichever fails: memory goes when nothing can write to
             # it any more, neither a lane nor a drive nor a copy of the device.
+            stack.callback(self.book.device.trim)  # the next plan has other sizes
             stack.callback(self.host.close)
             stack.callback(self.book.clear)
             stack.callback(self.weights.clear)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from lohan.errors import ScheduleError
+from lohan.errors import HardwareError, ScheduleError
 from lohan.schedule.ready import Ready
 from lohan.schedule.task import Lease, Move, Pool, Task
 from lohan.trace import Recorder
@@ -60,6 +60,7 @@ class LaneExecutor:
         self._driven_order: deque[Task] = deque()
         self._driven_since = self._recorder.now()
         self._failure: BaseException | None = None
+        self._last_driven: Task | None = None
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run_lane, args=(lane,), name=f"lohan-{lane}", daemon=True)
@@ -133,6 +134,7 @@ class LaneExecutor:
             self._raise_failure()
             order.popleft()
             self._start(task)
+            self._last_driven = task
         started = self._recorder.now()
         try:
             yield
@@ -167,10 +169,19 @@ class LaneExecutor:
             return not self._ready
 
     def stop(self, error: BaseException) -> None:
-        """Stop all lanes because of an error that happened outside any task."""
+        """Stop all lanes because of an error that happened outside the work of any lane.
+
+        What failed on the device was the work of the task driven last, or of one before it; if a
+        lane has met the same failure first, its story is that of this error too.
+        """
         with self._changed:
-            if self._failure is None:
-                self._failure = error
+            if isinstance(error, HardwareError) and error is not self._failure:
+                notes = getattr(self._failure, "__notes__", [])
+                if self._failure is None and self._last_driven is not None:
+                    notes = [self._story(self._last_driven)]
+                for note in notes:
+                    error.add_note(note)
+            self._failure = self._failure or error
             self._changed.notify_all()
 
     def close(self, *, should_finish: bool = True) -> None:
@@ -251,7 +262,8 @@ class LaneExecutor:
         with self._changed:
             if self._failure is None:
                 error.add_note(self._story(task))
-            self.stop(error)
+                self._failure = error
+            self._changed.notify_all()
 
     def _story(self, task: Task) -> str:
         lines = [f"in {task.name} of pass {task.step} (counted from 0) on lane {task.lane}"]

@@ -94,6 +94,7 @@ def profile_machine(
             parts=parts,
             kept=kept,
         )
+        opened.trim()  # what was measured with has other sizes than what comes
     if not parts:
         return measured, loaded.reason
     try:

@@ -1,11 +1,11 @@
 """Where two trainings differ first, if they do.
 
-Owns what equal means: every bit, or on devices whose kernels may round differently, within a
-tolerance (note "Tolerance"). Runs nothing. Called by `compare`.
+Owns what equal means: every bit; or within a tolerance where a model has no bits of its own to
+compare with (note "Tolerance"). Runs nothing. Called by `compare`.
 
-Note "Tolerance". On a GPU, libraries choose kernels by the alignment of addresses and by free
-memory among other things, so the same product may be summed in another order when its operands lie
-elsewhere, even with deterministic algorithms. Such differences are of the size of bf16 rounding. A
+Note "Tolerance". On a GPU too every bit is compared, under deterministic algorithms, with the plain
+run on the same GPU. Some operators have no deterministic form there: a model whose own second run
+in memory has other bits is judged by size. Such differences are of the size of bf16 rounding. A
 tensor is compared by how far training has moved it: the difference (as a norm) may be a small share
 of that way. A lost, doubled or stale update differs by about the way itself.
 """

@@ -36,18 +36,16 @@ def make_arguments(config: TrainConfig) -> Any:
     Raises:
         ConfigError: transformers or TRL refuse a value.
     """
-    import torch
     from trl import SFTConfig
+
+    from lohan.device import torch_device_named
 
     arguments = dict(config.arguments)
     # Before transformers looks at them: it would ask for packages that would not help.
     for name, why in REFUSED_ARGUMENTS.items():
         if arguments.get(name):
             raise _refusal(name, why)
-    is_on_gpu = (
-        config.offload.device not in ("cpu", "emulated") and torch.accelerator.is_available()
-    )
-    arguments["use_cpu"] = not is_on_gpu
+    arguments["use_cpu"] = torch_device_named(config.offload.device).type == "cpu"
     try:
         return SFTConfig(output_dir=config.out, **arguments)
     except (ValueError, TypeError, ImportError) as error:

@@ -20,6 +20,7 @@ import torch
 import transformers
 import trl
 
+from lohan.device import torch_device_named
 from lohan.drive.weights.offloaded import note_used_gradients
 from lohan.errors import ConfigError, LohanWarning
 from lohan.train.data.answer_marks import every_template_marked
@@ -141,6 +142,12 @@ class OffloadMixin(SavingMixin):
             self.compute_dtype()
         super().create_accelerator_and_postprocess()
         self.accelerator.device_placement = False
+        # transformers takes the first of all GPUs it sees, and shares out losses among them; the
+        # engine computes on one, which may be another, or on none.
+        device = torch_device_named(self.offload.device)
+        self.args._n_gpu = int(device.type != "cpu")
+        self.args.__dict__["_setup_devices"] = device
+        self.accelerator.state.device = device
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """transformers'; accelerate makes another one of a stream where it places no batches."""

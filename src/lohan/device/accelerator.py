@@ -1,0 +1,385 @@
+"""Any accelerator torch knows, by torch's common interface: streams, events, pinned memory.
+
+Owns two copy streams beside torch's default stream, which is the compute queue: the default one, so
+that work of any thread lands in it without being told. Memory comes from torch's caching allocator,
+held to the budget by it. What a vendor does its own way is `vendors.py`; rules that are not about
+accelerators live in `memory.py` and `pinned.py`.
+
+Note "Memory of no queue". The allocator knows which stream memory was made on, and orders its reuse
+by that stream alone. Memory of `alloc` is made on a stream that never has work. So a copy into it
+waits for nothing, whatever compute has queued; and it is handed out again when compute that was
+queued before its end is over (`record_stream`) and copies from or to it are (`_ends_in_flight`).
+
+Note "The first failure". A kernel fails after its call has returned, and from then on every call to
+the device fails, also those that only clean up. The first failure that is seen is raised, and named
+by whatever fails later; what cleans up (`synchronize`, `free`, `unpin`, `close`) is quiet then.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from lohan.device.closing import ClosingDevice, foreign_event
+from lohan.device.device import CopyEnd, Event
+from lohan.device.memory import (
+    DeviceMemory,
+    allocate_flat,
+    check_ends,
+    closed_error,
+    operators_unseen,
+    ram_tensor,
+)
+from lohan.device.pinned import PinnedRanges
+from lohan.device.vendors import KINDS, vendor_of
+from lohan.errors import DoesNotFit, HardwareError
+from lohan.units import format_bytes
+from lohan.vocabulary import Lane
+
+
+def why_absent(kind: str | None = None) -> str | None:
+    """Return why no accelerator (of this kind) can be used, or None if one can."""
+    found = torch.accelerator.current_accelerator()
+    if found is None:
+        return f"torch {torch.__version__} is built without GPU support"
+    if kind is not None and kind != found.type:
+        return f"torch {torch.__version__} is built for {found.type}"
+    if not torch.accelerator.is_available():
+        return "torch finds no GPU or no driver for it"
+    return None
+
+
+def names() -> tuple[str, ...]:
+    """Kinds of accelerator users may name."""
+    found = torch.accelerator.current_accelerator()
+    return KINDS if found is None or found.type in KINDS else (*KINDS, found.type)
+
+
+class _StreamEvent:
+    """A point in a stream."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Any, stream: Any) -> None:
+        self.event = event
+        self.event.record(stream)
+
+    def is_done(self) -> bool:
+        try:
+            return bool(self.event.query())
+        except RuntimeError:
+            return True  # ended badly; `wait` tells
+
+
+class AcceleratorDevice(ClosingDevice):
+    """One accelerator."""
+
+    shares_ram = False
+
+    def __init__(
+        self,
+        kind: str | None = None,
+        index: int | None = None,
+        *,
+        memory_bytes: int | None = None,
+        reason: str = "asked for",
+    ) -> None:
+        """Open one; None is the kind and number torch would use. `memory_bytes` None: what is free
+        but for the vendor's reserve.
+
+        Raises:
+            HardwareError: if there is no such accelerator.
+            DoesNotFit: if it is smaller than the budget.
+        """
+        absence = why_absent(kind)
+        if absence is None and index is not None and index >= torch.accelerator.device_count():
+            absence = f"GPUs are counted from 0 and there are {torch.accelerator.device_count()}"
+        if absence is not None:
+            raise HardwareError(
+                f"there is no GPU {0 if index is None else index}",
+                why=absence,
+                remedy='install torch with GPU support and a driver, or use device "cpu"',
+            )
+        index = torch.accelerator.current_device_index() if index is None else index
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        self.torch_device = torch.device(found.type, index)
+        self.name, self.reason = str(self.torch_device), reason
+        self._index, self._vendor = index, vendor_of(found.type)
+        self._module: Any = torch.get_device_module(found)
+        self._vendor.set_allocator()
+        free_bytes, total_bytes = torch.accelerator.get_memory_info(index)
+        # What torch already holds of the GPU is ours to use as well.
+        usable_bytes = free_bytes + torch.accelerator.memory_reserved(index)
+        usable_bytes = max(1, usable_bytes - self._vendor.reserve_bytes)
+        budget_bytes = usable_bytes if memory_bytes is None else memory_bytes
+        if budget_bytes > total_bytes:
+            raise DoesNotFit(
+                f"the gpu budget is {format_bytes(budget_bytes)}, {self.name} has "
+                f"{format_bytes(total_bytes)}",
+                why="the plan would count on memory that is not there",
+                remedy="lower the gpu budget, or leave it out to use what is free",
+            )
+        self.memory_bytes: int | None = budget_bytes
+        fraction = getattr(self._module, "get_per_process_memory_fraction", lambda _: 1.0)
+        self._fraction_before = fraction(index)
+        self._limit(budget_bytes / total_bytes)
+        # The vendor's own classes where there are any: those all have in common ignore settings.
+        self._make_event = getattr(self._module, "Event", torch.Event)
+        make_stream = getattr(self._module, "Stream", torch.Stream)
+        self._compute_stream = _default_stream(self._module, index)
+        self._memory_stream = make_stream(device=self.torch_device)  # see "Memory of no queue"
+        self._copy_streams = {
+            lane: make_stream(device=self.torch_device)
+            for lane in (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
+        }
+        # Ends of copies under way, per lane in order: the allocator must not hand their memory
+        # out again before the copy is done, and it does not see what other streams do.
+        self._ends_in_flight: dict[Lane, deque[tuple[_StreamEvent, Any]]] = {
+            lane: deque() for lane in self._copy_streams
+        }
+        self._ends_lock = threading.Lock()
+        # Two threads on one lane must not mix their waits and copies. One lock per lane: a copy
+        # from or to memory that is not pinned blocks, and must not hold up the other direction.
+        self._lane_locks = {lane: threading.Lock() for lane in self._copy_streams}
+        self._pinned = PinnedRanges(self._lock_range, self._unlock_range)
+        self._failure: str | None = None
+        self._is_closed = False
+
+    def alloc(self, nbytes: int) -> DeviceMemory:
+        """Return memory from torch's allocator; see note "Memory of no queue"."""
+        self._check_open()
+        self._let_go()
+        with self._failing(), self._on(self._memory_stream):
+            flat = allocate_flat(nbytes, self.torch_device, self.name)
+            with operators_unseen():
+                flat.record_stream(self._compute_stream)
+            born = self._event_on(self._memory_stream)
+            for stream in (self._compute_stream, *self._copy_streams.values()):
+                stream.wait_event(born.event)
+        return DeviceMemory(flat)
+
+    def free(self, memory: DeviceMemory) -> None:
+        """Give memory back to torch's allocator."""
+        memory.invalidate()
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of all live tensors, as torch's allocator counts them."""
+        self._let_go()
+        return int(torch.accelerator.memory_allocated(self._index))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes of live tensors at once."""
+        return int(torch.accelerator.max_memory_allocated(self._index))
+
+    def reset_peak(self) -> None:
+        """Measure the peak anew."""
+        torch.accelerator.reset_peak_memory_stats(self._index)
+
+    def trim(self) -> None:
+        """Give what the allocator caches back to the driver."""
+        if self._failure is None:
+            with self._failing():
+                torch.accelerator.empty_cache()
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Lock main memory in place."""
+        self._check_open()
+        self._pinned.pin(address, nbytes)
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+        self._pinned.unpin(address)
+
+    def copy_async(
+        self, dst: CopyEnd, src: CopyEnd, *, lane: Lane, after: Sequence[Event] = ()
+    ) -> Event:
+        """Queue a copy on the stream of its lane. Blocks if the RAM end is not pinned."""
+        self._check_open()
+        check_ends(dst, src, lane)
+        is_upward = lane is Lane.RAM_TO_GPU
+        dst_bytes = self._gpu_bytes(dst, lane) if is_upward else self._ram_bytes(dst, lane)
+        src_bytes = self._ram_bytes(src, lane) if is_upward else self._gpu_bytes(src, lane)
+        events = [self._own(event) for event in after]
+        self._let_go()
+        stream = self._copy_streams[lane]
+        with self._failing(), self._lane_locks[lane], self._on(stream), operators_unseen():
+            for event in events:
+                stream.wait_event(event.event)
+            if dst_bytes.numel():
+                dst_bytes.copy_(src_bytes, non_blocking=True)
+            done = self._event_on(stream)
+            with self._ends_lock:
+                self._ends_in_flight[lane].append((done, (dst, src, dst_bytes, src_bytes)))
+        return done
+
+    @contextlib.contextmanager
+    def compute(self) -> Iterator[None]:
+        """Compute on the default stream, from any thread."""
+        self._check_open()
+        self._let_go()
+        with self._failing(torch.AcceleratorError), self._on(self._compute_stream):
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                raise DoesNotFit(
+                    f"compute needs more than the {format_bytes(self.memory_bytes or 0)} of GPU "
+                    f"memory allowed on {self.name}, {format_bytes(self.bytes_in_use)} in use",
+                    why=f"torch says: {str(error).splitlines()[0]}",
+                    remedy="raise the gpu budget, or use smaller micro-batches or shorter "
+                    "sequences",
+                ) from error
+
+    def charge(
+        self, *, num_flops: float = 0.0, num_bytes: float = 0.0, fixed_seconds: float = 0.0
+    ) -> None:
+        """Do nothing: this device has a speed of its own."""
+
+    def record(self) -> Event:
+        """Return the point after all compute queued so far."""
+        with self._failing():
+            return self._event_on(self._compute_stream)
+
+    def compute_waits(self, event: Event) -> None:
+        """Make the default stream wait; the host goes on."""
+        own = self._own(event)
+        with self._failing():
+            self._compute_stream.wait_event(own.event)
+
+    def wait(self, event: Event) -> None:
+        """Block the calling thread until the event is done."""
+        own = self._own(event)
+        with self._failing():
+            own.event.synchronize()
+        self._let_go()
+
+    def synchronize(self) -> None:
+        """Block until all three streams are empty; does nothing once a failure was told."""
+        if self._failure is not None:
+            return
+        with self._failing():
+            for stream in (self._compute_stream, *self._copy_streams.values()):
+                stream.synchronize()
+        self._let_go()
+
+    def rng_state(self) -> torch.Tensor:
+        """Return the state of the accelerator's generator."""
+        with operators_unseen():
+            state: torch.Tensor = self._module.get_rng_state(self.torch_device)
+            return state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Set the accelerator's generator."""
+        with operators_unseen():
+            self._module.set_rng_state(state, self.torch_device)
+
+    def close(self) -> None:
+        """Let queued copies end, unpin, and lift the budget."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # Queued copies cannot be called back. If the device has failed they are gone, and whoever
+        # waited for one has been told.
+        with contextlib.suppress(HardwareError):
+            self.synchronize()
+        with self._ends_lock:
+            for ends in self._ends_in_flight.values():
+                ends.clear()
+        self._pinned.unpin_all()
+        if self._failure is None:
+            self._limit(self._fraction_before)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed_error(self.name)
+
+    def _limit(self, fraction: float) -> None:
+        """Hold the allocator to a share of the memory, where the vendor's can be."""
+        if hasattr(self._module, "set_per_process_memory_fraction"):
+            self._module.set_per_process_memory_fraction(fraction, self._index)
+
+    @contextlib.contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        """Queue work of this thread on a stream. Unlike `with stream`, re-entry is fine."""
+        with torch.accelerator.device_index(self._index):
+            before = torch.accelerator.current_stream(self._index)
+            torch.accelerator.set_stream(stream)
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(before)
+
+    def _event_on(self, stream: Any) -> _StreamEvent:
+        return _StreamEvent(self._make_event(**self._vendor.event_settings), stream)
+
+    @contextlib.contextmanager
+    def _failing(self, kind: type[RuntimeError] = RuntimeError) -> Iterator[None]:
+        """Tell errors of the runtime as failures of the device; see note "The first failure"."""
+        try:
+            yield
+        except kind as error:
+            self._failure = self._failure or str(error).splitlines()[0]
+            raise HardwareError(
+                f"{self.name} failed",
+                why=self._failure,
+                remedy="see the driver's log; the process must be started again to use the GPU",
+            ) from error
+
+    def _let_go(self) -> None:
+        """Drop the ends of copies that are done."""
+        with self._ends_lock:
+            for ends in self._ends_in_flight.values():
+                while ends and ends[0][0].is_done():
+                    ends.popleft()
+
+    def _gpu_bytes(self, end: CopyEnd, lane: Lane) -> torch.Tensor:
+        if isinstance(end, DeviceMemory):
+            return end.bytes()
+        if not isinstance(end, torch.Tensor) or end.device != self.torch_device:
+            self._refuse_side(lane, "main memory", "device memory")
+        with operators_unseen():
+            # Dense in some order (checked before), so its bytes are one run from its first one.
+            return end.detach().as_strided((end.numel(),), (1,)).view(torch.uint8)
+
+    def _ram_bytes(self, end: CopyEnd, lane: Lane) -> torch.Tensor:
+        if isinstance(end, DeviceMemory) or (
+            isinstance(end, torch.Tensor) and end.device.type != "cpu"
+        ):
+            self._refuse_side(lane, "device memory", "main memory")
+        return ram_tensor(end)
+
+    def _refuse_side(self, lane: Lane, found: str, expected: str) -> NoReturn:
+        raise HardwareError(
+            f"a copy on {lane} has {found} where {expected} belongs",
+            why="the lane says the other direction, or the tensor is on another device",
+            remedy="swap the ends or name the other lane",
+        )
+
+    def _own(self, event: Event) -> _StreamEvent:
+        if isinstance(event, _StreamEvent):
+            return event
+        raise foreign_event(event, self.name)
+
+    def _lock_range(self, address: int, nbytes: int) -> None:
+        self._vendor.lock_range(self.torch_device, address, nbytes)
+
+    def _unlock_range(self, address: int) -> None:
+        # A failed device refuses, and the driver unpins what the process leaves behind.
+        if self._failure is None:
+            self._vendor.unlock_range(self.torch_device, address)
+
+
+def _default_stream(module: Any, index: int) -> Any:
+    """The stream that work of a thread goes to which was told nothing."""
+    if hasattr(module, "default_stream"):
+        return module.default_stream(index)
+    found: list[Any] = []
+    asked = threading.Thread(target=lambda: found.append(torch.accelerator.current_stream(index)))
+    asked.start()
+    asked.join()
+    return found[0]

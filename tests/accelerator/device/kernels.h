@@ -1,0 +1,83 @@
+// Kernels that a backend must bring: making tensors, views, copies, dropout.
+#pragma once
+#include "operators.h"
+#include <ATen/NativeFunctions.h>
+
+namespace testgpu {
+
+at::Tensor empty_memory_format(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(c10::layout_or_default(layout) == at::kStrided,
+              "the test accelerator has strided tensors only");
+  return at::detail::empty_generic(
+      size, &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype), format);
+}
+at::Tensor empty_strided(
+    at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>, std::optional<Device>, std::optional<bool>) {
+  return empty_here(size, stride, c10::dtype_or_default(dtype));
+}
+const at::Tensor& resize_(
+    const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  drain_current();
+  at::native::resize_(self, size, format);
+  drain_current();
+  return self;
+}
+
+at::Tensor copy_from(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  if (is_here(src) && is_here(dst)) {
+    launch([to = as_cpu(dst), from = as_cpu(src)]() mutable { to.copy_(from); });
+    return dst;
+  }
+  const bool is_upward = is_here(dst);
+  const auto& host = is_upward ? src : dst;
+  const bool is_direct = host.is_non_overlapping_and_dense() &&
+      is_pinned(host.const_data_ptr(), host.nbytes());
+  if (is_upward) {
+    // Pageable memory is staged: it has been read when this returns. Pinned memory is read later.
+    auto from = is_direct ? as_cpu(src) : src.clone();
+    launch([to = as_cpu(dst), from]() mutable { to.copy_(from); });
+    if (!non_blocking) drain_current();
+  } else if (is_direct && non_blocking) {
+    launch([to = as_cpu(dst), from = as_cpu(src)]() mutable { to.copy_(from); });
+  } else {
+    drain_current();
+    auto to = dst;
+    to.copy_(as_cpu(src));
+  }
+  return dst;
+}
+at::Tensor copy_from_and_resize(const at::Tensor& src, const at::Tensor& dst) {
+  dst.resize_(src.sizes());
+  return copy_from(src, dst, false);
+}
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  drain_current();
+  return as_cpu(self).item();
+}
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  return self.layout() == at::kStrided && from.layout() == at::kStrided && !self.is_meta() &&
+      !from.is_meta();
+}
+void record_stream(at::Tensor& self, c10::Stream s) {
+  allocator().recordStream(self.storage().data_ptr(), s);
+}
+
+std::tuple<at::Tensor, at::Tensor> native_dropout(
+    const at::Tensor& input, double p, std::optional<bool> train) {
+  auto mask = at::empty(input.sizes(), input.options().dtype(at::kBool));
+  if (!train.value_or(true) || p == 0) return {input.clone(), mask.fill_(true)};
+  auto output = at::empty_like(input);
+  launch([in = as_cpu(input), out = as_cpu(output), kept = as_cpu(mask), p,
+          generator = next_generator(input.numel())]() mutable {
+    kept.bernoulli_(1 - p, generator);
+    out.copy_(in.mul(kept).mul_(p == 1 ? 0. : 1. / (1 - p)));
+  });
+  return {output, mask};
+}
+
+}  // namespace testgpu

@@ -1,0 +1,95 @@
+"""The engine on the test accelerator against the plain loop on it: every bit the same."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lohan.errors import DoesNotFit
+from lohan.vocabulary import Choice
+from support.accelerator_cases import PACKED, PADDED, on_accelerator, parameters, slow_compute
+from support.engine_runs import (
+    MIB,
+    EngineCase,
+    assert_same,
+    attach,
+    batches_of,
+    build,
+    optimizer_for,
+    run_case,
+)
+from support.pairwise import pairwise
+
+EVERYTHING: dict[str, list[Any]] = {
+    "model": [*PACKED, *PADDED, "bart", "dit"],
+    "choice": [Choice.KEEP, Choice.SWAP_TO_RAM, Choice.SWAP_TO_SSD, Choice.RECOMPUTE],
+    "num_micro_batches": [1, 3],
+    "max_grad_norm": [None, 1.0],
+    "num_parts": [1, 3],
+}
+PAIRS = [on_accelerator(**chosen) for chosen in pairwise(EVERYTHING)]
+
+
+@pytest.mark.parametrize("case", parameters(PAIRS))
+def test_combinations_of_any_two_values_change_no_bit(case: EngineCase, tmp_path: Path) -> None:
+    outcome, expected = run_case(case, tmp_path)
+    assert_same(outcome, expected, norms=case.max_grad_norm is not None)
+
+
+@pytest.mark.parametrize("choice", EVERYTHING["choice"])
+def test_late_kernels_change_no_bit(choice: Choice, tmp_path: Path) -> None:
+    case = on_accelerator(model="llama_packed", choice=choice, num_micro_batches=2)
+    with slow_compute():
+        outcome, expected = run_case(case, tmp_path)
+    assert_same(outcome, expected)
+
+
+@pytest.mark.parametrize("choice", EVERYTHING["choice"])
+def test_dropout_draws_what_the_plain_loop_draws(choice: Choice, tmp_path: Path) -> None:
+    case = on_accelerator(model="dit", choice=choice, num_micro_batches=2, dropout=0.3)
+    outcome, expected = run_case(case, tmp_path)
+    assert_same(outcome, expected)
+
+
+def test_states_that_stay_in_ram_change_no_bit(tmp_path: Path) -> None:
+    case = replace(on_accelerator(model="llama_packed"), residents=None)
+    outcome, expected = run_case(case, tmp_path)
+    assert_same(outcome, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_both_formats_change_no_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    case = on_accelerator(model="gpt2_packed", choice=Choice.SWAP_TO_RAM, dtype=dtype)
+    outcome, expected = run_case(case, tmp_path)
+    assert_same(outcome, expected)
+
+
+def test_what_lives_on_the_device_stays_within_its_budget(tmp_path: Path) -> None:
+    case = replace(
+        on_accelerator(model="llama_packed", choice=Choice.SWAP_TO_SSD), gpu_bytes=MIB // 2
+    )
+    model = build(case)
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        for batches in batches_of(case):
+            engine.step(batches)
+        assert engine.plan is not None
+        peak, planned = engine.gpu_peak_bytes, engine.plan.ledger
+        assert peak is not None
+        assert 0 < peak <= case.gpu_bytes, planned
+        engine.close(should_delete=True)
+
+
+def test_a_device_too_small_for_a_block_is_refused_before_a_step(tmp_path: Path) -> None:
+    case = replace(on_accelerator(model="llama_packed"), gpu_bytes=16 << 10)
+    model = build(case)
+    with pytest.raises(DoesNotFit, match="GPU"):
+        attach(
+            case,
+            model,
+            optimizer_for(case, model),
+            tmp_path,
+            largest_step=batches_of(case)[0],
+        )
+    assert not list(tmp_path.rglob("lohan-*")), "nothing was written"
