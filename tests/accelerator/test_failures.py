@@ -56,7 +56,7 @@ def test_the_first_failure_is_told_with_its_task_and_the_run_goes_on_from_its_se
     model = build(CASE)
     twin, again = copy.deepcopy(model), copy.deepcopy(model)
     engine = started(CASE, model, tmp_path)
-    first, second = batches_of(CASE)
+    first, second, _ = batches_of(CASE)
     engine.step(first)
     engine.seal()
     fails_in(block, is_backward=is_backward)(model)

@@ -1,4 +1,4 @@
-"""Cases of the engine on the test accelerator, and which of them wait for a known defect."""
+"""Cases of the engine on the test accelerator."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,20 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.vocabulary import Choice
 from support import accelerator
 from support.engine_runs import EngineCase
 from support.tiny_models import TINY_MODELS
 
-SWAPS = (Choice.SWAP_TO_RAM, Choice.SWAP_TO_SSD)
 # Attention with a mask, or with a bias of its own, leaves its seed and offset in main memory.
 PADDED = ("llama", "gpt2", "qwen3", "t5")
 PACKED = ("llama_packed", "gpt2_packed", "qwen3_packed")
-D1 = pytest.mark.xfail(
-    strict=True,
-    reason="D1: what attention with a mask keeps in main memory is copied as if it were on the "
-    "device",
-)
 
 
 def _unmasked(model: str) -> Any:
@@ -40,16 +33,15 @@ for name in PACKED:
 
 
 def on_accelerator(**given: Any) -> EngineCase:
-    return EngineCase(device=accelerator.NAME, residents=False, num_steps=2, **given)
+    return EngineCase(device=accelerator.NAME, residents=False, num_steps=3, **given)
 
 
 def parameters(cases: list[EngineCase]) -> list[Any]:
-    """For `parametrize`: those that fail by D1 are marked."""
+    """For `parametrize`."""
     return [
         pytest.param(
             case,
             id=f"{case.model}-{case.choice}-{case.num_micro_batches}-{case.max_grad_norm}",
-            marks=[D1] if case.model in PADDED and case.choice in SWAPS else [],
         )
         for case in cases
     ]

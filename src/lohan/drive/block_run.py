@@ -108,6 +108,11 @@ class BlockVisit:
     states: dict[int, RandomState] = field(default_factory=dict)
     """Of the generators, before random calls of the graph."""
 
+    @property
+    def may_have_drawn(self) -> bool:
+        """Whether the forward may have moved the random generators."""
+        return self.graph is None or self.graph.draws
+
     def forget_inputs(self, what: str) -> None:
         """Check that what the store was given is still what the block saw, and let go of it."""
         for tensor, version in self.entered:
@@ -148,13 +153,12 @@ class BlockRunner:
         self._captures = captures
         self._trust = captures.trust(name)
         self._given_buffers: list[torch.Tensor] = []
-        self._parameter_names: Hashable = None
+        names = {id(parameter): path for path, parameter in module.named_parameters()}
+        self._parameter_names = tuple(names.get(id(p), id(p)) for p in self._parameters)
 
     def begin_step(self) -> None:
-        """The block may be made of other parts than in the last one."""
+        """The block may have other buffers than in the last one."""
         self._given_buffers = list(self.module.buffers())
-        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        self._parameter_names = tuple(names.get(id(p), id(p)) for p in self._parameters)
 
     def forward(
         self,
@@ -267,7 +271,11 @@ class BlockRunner:
         with torch._C._AutoDispatchBelowAutograd():
             made = forward([*self._values(), *tensors], put, note)
         left, visit.exits, visit.sharing = leave_block(
-            output_tensors(graph, made), graph.with_gradient, originals, self._weights, memory
+            output_tensors(graph, made),
+            graph.with_gradient,
+            originals,
+            self._weights if graph.returns_given else None,
+            memory,
         )
         return tree_unflatten(left, graph.spec), visit
 

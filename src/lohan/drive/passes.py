@@ -26,6 +26,7 @@ from lohan.drive.surroundings.randomness import (
     DrawRecorder,
     DrawsUnknown,
     Generators,
+    RandomState,
     host_draws,
     same_state,
 )
@@ -63,6 +64,8 @@ class Passes:
         self.losses: list[torch.Tensor] = []
         # Whose gradients the hooks of parameters are about, while a block runs backward.
         self._current: tuple[Segment, MicroBatch] | None = None
+        # What the generators were last set to or found at, while micro-batches go forward.
+        self._random_state: RandomState | None = None
         self._with_backward = with_backward
         self._should_look_closely, self._shared = should_look_closely, shared
         self._stretch = _stretches(segments)
@@ -108,7 +111,7 @@ class Passes:
     def _run_block(self, segment: Segment, micro_batch: MicroBatch) -> None:
         call, micro_batch.call = micro_batch.call, None
         assert call is not None, "the model has not called the block"
-        self._generators.set_state(micro_batch.random_state)
+        self._use_random_state(micro_batch)
         is_recording = self._order is ForwardOrder.MICRO_BATCH_MAJOR
         modes: list[TorchDispatchMode] = [DrawRecorder(micro_batch.draws)] if is_recording else []
         if self._shared is not None:
@@ -124,7 +127,8 @@ class Passes:
         if visit is not None:
             micro_batch.visits[segment.id] = visit
             micro_batch.hooks.add([tensor for tensor, _ in visit.entered], micro_batch.reply)
-        self._note_random_state(micro_batch)
+        if visit is None or visit.may_have_drawn:
+            self._note_random_state(micro_batch)
         del call
         # A rest that follows needs weights of its own, for which all micro-batches wait.
         if self._segments[BlockId(segment.id + 1)].kind is SegmentKind.BLOCK:
@@ -159,7 +163,7 @@ class Passes:
 
     def _advance(self, micro_batch: MicroBatch) -> None:
         """Run the model to its next block or its end, and check what it did with its tensors."""
-        self._generators.set_state(micro_batch.random_state)
+        self._use_random_state(micro_batch)
         with _told(f"in {where(micro_batch)}"):
             micro_batch.advance()
         self._note_random_state(micro_batch)
@@ -199,9 +203,15 @@ class Passes:
                 self._ledger.advance(signature)
                 state = micro_batch.random_state_expected = self._generators.state()
 
+    def _use_random_state(self, micro_batch: MicroBatch) -> None:
+        """The generators go on from where this micro-batch left them."""
+        if self._random_state is not micro_batch.random_state:
+            self._generators.set_state(micro_batch.random_state)
+            self._random_state = micro_batch.random_state
+
     def _note_random_state(self, micro_batch: MicroBatch) -> None:
         before, now = micro_batch.random_state, self._generators.state()
-        micro_batch.random_state = now
+        micro_batch.random_state = self._random_state = now
         expected = micro_batch.random_state_expected
         if expected is not None and same_state(before, expected) and not same_state(now, before):
             self._refuse_draws(micro_batch)

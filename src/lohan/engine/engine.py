@@ -241,6 +241,11 @@ class Engine:
         return "" if self._books.predictions.has_learned else self._setup.known.note
 
     @property
+    def captured_blocks(self) -> list[str]:
+        """Of each block that has gone backward: captured, or why its own code runs."""
+        return self._setup.captures.report()
+
+    @property
     def is_rehearsing(self) -> bool:
         """Whether a loss function is called only to count its draws; its result is thrown away."""
         return self._running is not None and self._running.model.is_learning_draws

@@ -128,7 +128,9 @@ class SwappedActivations:
     def _start_copy(self, key: ActivationKey, tensor: torch.Tensor, area: _Area) -> bool:
         nbytes = tensor.numel() * tensor.element_size()
         begin = -(-area.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        is_dense = tensor.numel() > 0 and _is_dense(tensor)
+        # Attention with a mask returns its seed in main memory: it stays there.
+        is_here = tensor.device.type == self._device.torch_device.type
+        is_dense = is_here and tensor.numel() > 0 and _is_dense(tensor)
         if not is_dense or begin + nbytes > area.num_bytes or area.buffer is None:
             self.num_misfits += is_dense
             return False

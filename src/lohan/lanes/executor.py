@@ -52,7 +52,13 @@ class LaneExecutor:
         self._actions, self._driven = dict(actions), driven
         self._recorder = recorder if recorder is not None else Recorder(is_on=False)
         self._give_back, self._on_finish = give_back, on_finish
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # Threads are woken for what they can do and nothing else: each that wakes for nothing
+        # takes Python's lock from the thread that launches work.
+        self._may_go_on = {lane: threading.Condition(self._lock) for lane in self._actions}
+        self._asleep: set[Lane] = set()
+        self._callers = threading.Condition(self._lock)
+        self._awaited: list[Callable[[], bool]] = []
         self._pools = pools or {}
         self._ready = Ready(self._pools)
         self._next_id = 0
@@ -90,14 +96,14 @@ class LaneExecutor:
                 after one that was never submitted; then none of the tasks is taken.
         """
         batch = list(tasks)
-        with self._changed:
+        with self._lock:
             self._raise_failure()
             self._check(batch)
             self._ready.add(batch)
             self._driven_order.extend(task for task in batch if task.lane is self._driven)
             self._next_id = batch[-1].id + 1 if batch else self._next_id
             self._driven_since = self._recorder.now()
-            self._changed.notify_all()
+            self._wake()
 
     def _check(self, batch: list[Task]) -> None:
         known, last = {task.id for task in batch}, self._next_id - 1
@@ -125,12 +131,12 @@ class LaneExecutor:
             BaseException: the first failure of any lane.
         """
         entered = self._recorder.now()
-        with self._changed:
+        with self._lock:
             order = self._driven_order
             if not order or order[0].id != task.id:
                 expected = order[0].name if order else "nothing"
                 raise self._refused(f"{expected} is next on {self._driven}", task)
-            self._changed.wait_for(lambda: self._ready.may_run(task) or self._is_over())
+            self._await(lambda: self._ready.may_run(task))
             self._raise_failure()
             order.popleft()
             self._start(task)
@@ -150,22 +156,22 @@ class LaneExecutor:
         Raises:
             BaseException: the first failure of any lane.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: task not in self._ready or self._is_over())
+        with self._lock:
+            self._await(lambda: task not in self._ready)
             if task in self._ready:
                 self._raise_failure()
 
     def wait_all(self) -> None:
         """Wait until every submitted task is done. Raises the first failure of any lane."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._ready or self._is_over())
+        with self._lock:
+            self._await(lambda: not self._ready)
             if self._ready:
                 self._raise_failure()
 
     @property
     def is_idle(self) -> bool:
         """Whether every submitted task is done."""
-        with self._changed:
+        with self._lock:
             return not self._ready
 
     def stop(self, error: BaseException) -> None:
@@ -174,7 +180,7 @@ class LaneExecutor:
         What failed on the device was the work of the task driven last, or of one before it; if a
         lane has met the same failure first, its story is that of this error too.
         """
-        with self._changed:
+        with self._lock:
             if isinstance(error, HardwareError) and error is not self._failure:
                 notes = getattr(self._failure, "__notes__", [])
                 if self._failure is None and self._last_driven is not None:
@@ -182,7 +188,7 @@ class LaneExecutor:
                 for note in notes:
                     error.add_note(note)
             self._failure = self._failure or error
-            self._changed.notify_all()
+            self._wake()
 
     def close(self, *, should_finish: bool = True) -> None:
         """Stop the lanes and join their threads; may be called twice.
@@ -193,9 +199,9 @@ class LaneExecutor:
             if should_finish and not self._is_closing:
                 self.wait_all()
         finally:
-            with self._changed:
+            with self._lock:
                 self._is_closing = True
-                self._changed.notify_all()
+                self._wake()
             for thread in self._threads:
                 thread.join()
 
@@ -204,10 +210,11 @@ class LaneExecutor:
     def _run_lane(self, lane: Lane) -> None:
         action = self._actions[lane]
         while True:
-            with self._changed:
+            with self._lock:
                 task = self._ready.next_of(lane)
                 while task is None and not self._is_over():
-                    self._changed.wait()
+                    self._asleep.add(lane)
+                    self._may_go_on[lane].wait()
                     task = self._ready.next_of(lane)
                 if task is None or self._is_over():
                     return
@@ -221,6 +228,24 @@ class LaneExecutor:
                 self._fail(error, task)
                 return
 
+    def _wake(self) -> None:
+        """With the lock held: something has changed; wake those who can go on."""
+        is_over = self._is_over()
+        for lane in list(self._asleep):
+            if is_over or self._ready.next_of(lane) is not None:
+                self._asleep.remove(lane)
+                self._may_go_on[lane].notify()
+        if is_over or any(is_so() for is_so in self._awaited):
+            self._callers.notify_all()
+
+    def _await(self, is_so: Callable[[], bool]) -> None:
+        """With the lock held: wait until something is so, or the lanes are stopped."""
+        self._awaited.append(is_so)
+        try:
+            self._callers.wait_for(lambda: is_so() or self._is_over())
+        finally:
+            self._awaited.remove(is_so)
+
     def _is_over(self) -> bool:
         return self._is_closing or self._failure is not None
 
@@ -229,7 +254,7 @@ class LaneExecutor:
         self._ready.start(task)
         if task.leases:
             # Its turn in the pools is over: the next in line may be another lane's.
-            self._changed.notify_all()
+            self._wake()
 
     def _finish(self, task: Task, started: float, before_seconds: float = 0.0) -> None:
         ended = self._recorder.now()
@@ -251,19 +276,19 @@ class LaneExecutor:
         if self._give_back is not None:
             for lease in task.returns:
                 self._give_back(lease)
-        with self._changed:
+        with self._lock:
             for follower in self._ready.finish(task):
                 self._last_before[follower.id] = f"task {task.id}"
-            self._changed.notify_all()
+            self._wake()
 
     # Failure -----------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException, task: Task) -> None:
-        with self._changed:
+        with self._lock:
             if self._failure is None:
                 error.add_note(self._story(task))
                 self._failure = error
-            self._changed.notify_all()
+            self._wake()
 
     def _story(self, task: Task) -> str:
         lines = [f"in {task.name} of pass {task.step} (counted from 0) on lane {task.lane}"]

@@ -147,17 +147,22 @@ class StepRecord:
     def calls(self, block: BlockId, begin: int, end: int) -> list[KernelCall]:
         """Kernel calls that update positions [begin, end) of a block."""
         missing = self.missing.get(block, frozenset())
-        grouped: dict[tuple[object, int], KernelCall] = {}
+        grouped: dict[tuple[object, int], tuple[AdamWSettings, list[tuple[int, int, int]]]] = {}
         for tensor in self.tensors[block]:
-            first, last = max(tensor.begin, begin), min(tensor.end, end)
+            first, last = max(tensor.begin, begin) - begin, min(tensor.end, end) - begin
             if first >= last or tensor.name in missing:
                 continue
             settings = self.rates[tensor.group].settings
             # Rates go with ranges; a call has one pair of betas, one eps and one step.
             key = ((settings.beta1, settings.beta2, settings.eps), tensor.step)
-            _, _, ranges = grouped.setdefault(key, (settings, tensor.step, []))
-            ranges.append(self.rates[tensor.group].range(first - begin, last - begin))
-        return list(grouped.values())
+            _, spans = grouped.setdefault(key, (settings, []))
+            if spans and spans[-1][0] == tensor.group and spans[-1][2] == first:
+                first = spans.pop()[1]  # neighbours with the same rates are one range
+            spans.append((tensor.group, first, last))
+        return [
+            (settings, step, [self.rates[group].range(*span) for group, *span in spans])
+            for (_, step), (settings, spans) in grouped.items()
+        ]
 
 
 def nonfinite_error(

@@ -5,6 +5,7 @@ Accepts torch tensors, numpy arrays and plain addresses (buffers of the SSD engi
 importing torch. Called by the other files of this folder, before every native call.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -99,7 +100,7 @@ def memory_of(
 def _memory_of_object(
     array: Any, name: str, allowed: tuple[NumberFormat, ...], is_written: bool
 ) -> tuple[MemoryRange, str]:
-    dtype = str(getattr(array, "dtype", "")).removeprefix("torch.")
+    dtype = _name_of(getattr(array, "dtype", ""))
     number_format = _FORMAT_OF_DTYPE.get(dtype)
     raw_meanings = [one for one in allowed if one in _16_BIT_FORMATS]
     if dtype in _RAW_16_BIT_DTYPES and len(raw_meanings) == 1:
@@ -145,6 +146,11 @@ def _memory_of_object(
         MemoryRange(address=address, num_elements=num_elements, number_format=number_format),
         dtype,
     )
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _refuse_format(name: str, found: str, allowed: tuple[NumberFormat, ...]) -> NoReturn:

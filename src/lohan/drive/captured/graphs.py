@@ -43,6 +43,11 @@ class Graph:
         recording = calls.recording
         self.outputs, self.spec = recording.outputs, recording.spec
         self.with_gradient = recording.with_gradient
+        given = set(recording.storages[: recording.num_given])
+        self.returns_given = any(
+            recording.storages[one] in given for one in self.outputs if isinstance(one, Value)
+        )
+        """Whether an output is a view of what the block was given, perhaps of a weight."""
         self.draws = any(call.is_random for call in recording.calls[: recording.num_forward])
         self._operators = {
             call.ordinal: call.operator._overloadpacket.__name__
@@ -138,12 +143,12 @@ class Captures:
             for reason in new
         ]
 
-    def captured(self) -> list[str]:
-        """Blocks that are run as graphs in at least one way that they are called."""
+    def report(self) -> list[str]:
+        """Of each block that has gone backward: captured, or why its own code runs."""
+        reasons = self.own_code()
         return [
-            block
-            for block, ways in self._trust.items()
-            if any(one.graph is not None for one in ways.values())
+            f"{block}: {f'own code, because {reasons[block]}' if block in reasons else 'captured'}"
+            for block in (*self._trust, *(self.refused.keys() - self._trust.keys()))
         ]
 
     def graph(

@@ -22,7 +22,7 @@ def leave_block(
     leaves: Sequence[Any],
     with_gradient: Sequence[bool],
     originals: Mapping[int, torch.Tensor],
-    weights: Weights,
+    weights: Weights | None,
     stored: Container[int] = (),
 ) -> tuple[list[Any], list[Edge | None], list[torch.Tensor]]:
     """Outputs for the model, cut off from the block's graph, and the edges of their gradients; and
@@ -31,6 +31,7 @@ def leave_block(
     Args:
         with_gradient: whether each leaf has one.
         originals: by identity, the model's own names for tensors that the block was given.
+        weights: of the model; None if no leaf can be a view of one.
         stored: storage keys of what the activation store holds.
     """
     left: dict[int, torch.Tensor] = {}
@@ -45,7 +46,7 @@ def leave_block(
         value = leaf.detach()
         if stored and storage_key(value) in stored:
             value = value.clone()  # the model may change its copy in place, not the store's
-        elif (place := weights.place_of(value)) is not None:
+        elif weights is not None and (place := weights.place_of(value)) is not None:
             value = place.copy()  # the weights are about to leave
         left[id(leaf)] = leave(value) if has_gradient else value
         edges[id(leaf)] = edge_of(left[id(leaf)]) if has_gradient else None
