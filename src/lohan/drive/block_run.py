@@ -48,7 +48,6 @@ from lohan.drive.watch.changing_buffers import ChangingBuffers
 from lohan.drive.watch.contents import Contents
 from lohan.drive.watch.held_values import HeldValues
 from lohan.drive.weights.parameter_views import Weights
-from lohan.model.tracing.trace_ops import storage_key
 from lohan.vocabulary import BlockId
 
 TakeGradient = Callable[[torch.nn.Parameter, torch.Tensor], None]
@@ -105,6 +104,8 @@ class BlockVisit:
     stored: frozenset[int] = frozenset()
     keys: dict[int, ActivationKey] = field(default_factory=dict)
     """Of what the graph has stored, by its place in the cut."""
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+    """What it has stored and stays where it is."""
     states: dict[int, RandomState] = field(default_factory=dict)
     """Of the generators, before random calls of the graph."""
 
@@ -253,13 +254,15 @@ class BlockRunner:
             stored=choices.stored if graph.fits(choices.names) else frozenset(),
         )
         cut, forward = graph.forward(visit.stored)
-        memory: set[int] = set()
 
         def put(place: int, tensor: torch.Tensor) -> None:
-            key = ActivationKey(micro_batch, self.block, cut.stored[place].ordinal, place)
-            self._store.put(key, tensor)
-            visit.keys[place] = key
-            memory.add(storage_key(tensor))
+            ordinal = cut.stored[place].ordinal
+            if ordinal in choices.kept:
+                visit.kept[place] = tensor
+            else:
+                key = ActivationKey(micro_batch, self.block, ordinal, place)
+                self._store.put(key, tensor)
+                visit.keys[place] = key
 
         def note(place: int) -> None:
             visit.states[place] = self._generators.state()
@@ -275,7 +278,7 @@ class BlockRunner:
             graph.with_gradient,
             originals,
             self._weights if graph.returns_given else None,
-            memory,
+            graph.stored_outputs(visit.stored),
         )
         return tree_unflatten(left, graph.spec), visit
 
@@ -316,6 +319,7 @@ class BlockRunner:
                 self._store.drop(leaf.key)
         for key in visit.keys.values():
             self._store.drop(key)
+        visit.kept.clear()
 
     def _entries(
         self, visit: BlockVisit, pending: PendingGradients
@@ -357,6 +361,10 @@ class BlockRunner:
             else:
                 take_gradient(trained[place - len(edges)], gradient)
 
+        def get(place: int) -> torch.Tensor:
+            kept = visit.kept.pop(place, None)
+            return kept if kept is not None else self._store.get(visit.keys[place])
+
         given = [*self._values(), *(one.value for one in entries.values()), *starts.present()]
         after = self._generators.state() if visit.states else None
         entries.clear()
@@ -364,7 +372,7 @@ class BlockRunner:
         with torch._C._AutoDispatchBelowAutograd():
             backward(
                 given,
-                lambda place: self._store.get(visit.keys[place]),
+                get,
                 lambda place: self._generators.set_state(visit.states[place]),
                 on_recomputed,
                 deliver,

@@ -92,11 +92,13 @@ class BlockChoices:
     Attributes:
         stored: ordinals (`model.tracing.trace_ops`, "Which calls are counted") of operators whose
             outputs go to the store, as far as backward reads them.
+        kept: those of them that stay where they are: no store is asked.
         names: for some ordinals the operator expected there (`addmm`). Where a block runs others,
             all of it is recomputed.
     """
 
     stored: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
     names: Mapping[int, str] = field(default_factory=dict)
 
 

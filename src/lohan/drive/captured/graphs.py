@@ -40,6 +40,7 @@ class Graph:
         self._first = calls
         self._forward: dict[frozenset[int], tuple[Cut, Forward]] = {}
         self._backward: dict[tuple[Hashable, frozenset[int]], Backward | None] = {}
+        self._stored_outputs: dict[frozenset[int], frozenset[int]] = {}
         recording = calls.recording
         self.outputs, self.spec = recording.outputs, recording.spec
         self.with_gradient = recording.with_gradient
@@ -77,6 +78,19 @@ class Graph:
         if found is None:
             cut = self._first.cut(stored)
             found = self._forward[stored] = (cut, forward_function(self._first, cut))
+        return found
+
+    def stored_outputs(self, stored: frozenset[int]) -> frozenset[int]:
+        """Places among the outputs of those whose memory a forward stores."""
+        found = self._stored_outputs.get(stored)
+        if found is None:
+            storages = self._first.recording.storages
+            memory = {storages[one.value] for one in self.forward(stored)[0].stored}
+            found = self._stored_outputs[stored] = frozenset(
+                place
+                for place, one in enumerate(self.outputs)
+                if isinstance(one, Value) and storages[one] in memory
+            )
         return found
 
     def backward(self, pattern: Hashable, stored: frozenset[int]) -> Backward | None:

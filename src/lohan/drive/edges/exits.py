@@ -32,11 +32,11 @@ def leave_block(
         with_gradient: whether each leaf has one.
         originals: by identity, the model's own names for tensors that the block was given.
         weights: of the model; None if no leaf can be a view of one.
-        stored: storage keys of what the activation store holds.
+        stored: places of leaves whose memory waits for the backward.
     """
     left: dict[int, torch.Tensor] = {}
     edges: dict[int, Edge | None] = {}
-    for leaf, has_gradient in zip(leaves, with_gradient, strict=True):
+    for place, (leaf, has_gradient) in enumerate(zip(leaves, with_gradient, strict=True)):
         if not isinstance(leaf, torch.Tensor) or id(leaf) in left:
             continue
         if id(leaf) in originals:
@@ -44,10 +44,10 @@ def leave_block(
             left[id(leaf)], edges[id(leaf)] = originals[id(leaf)], None
             continue
         value = leaf.detach()
-        if stored and storage_key(value) in stored:
-            value = value.clone()  # the model may change its copy in place, not the store's
-        elif weights is not None and (place := weights.place_of(value)) is not None:
-            value = place.copy()  # the weights are about to leave
+        if place in stored:
+            value = value.clone()  # the model may change its copy in place, not this one
+        elif weights is not None and (own := weights.place_of(value)) is not None:
+            value = own.copy()  # the weights are about to leave
         left[id(leaf)] = leave(value) if has_gradient else value
         edges[id(leaf)] = edge_of(left[id(leaf)]) if has_gradient else None
     # An output that is there twice has one sum of gradients, taken once.

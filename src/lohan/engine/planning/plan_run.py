@@ -133,7 +133,7 @@ def plan_run(
         plan=plan,
         machine=used,
         sizes=sizes,
-        choices=choices_of(plan),
+        choices=choices_of(plan, shares_ram=shares_ram),
         num_pieces=pieces_of(plan),
         seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
         ssd_bytes=best.step.read_bytes + best.step.written_bytes,
@@ -347,13 +347,16 @@ def _require_runnable(plan: Plan) -> None:
         )
 
 
-def choices_of(plan: Plan) -> dict[BlockId, BlockChoices]:
-    """What happens to every block's outputs."""
+def choices_of(plan: Plan, *, shares_ram: bool) -> dict[BlockId, BlockChoices]:
+    """What happens to every block's outputs; `shares_ram` as the device says it."""
+    # Where the device computes from main memory, what goes to RAM stays where it is.
+    here = (Choice.KEEP, Choice.SWAP_TO_RAM) if shares_ram else (Choice.KEEP,)
     return {
         BlockId(number): BlockChoices(
             stored=frozenset(
                 index for index, choice in block.choices if choice is not Choice.RECOMPUTE
             ),
+            kept=frozenset(index for index, choice in block.choices if choice in here),
             names={
                 operator.index: operator.name.rpartition("/")[2].rpartition("+")[2]
                 for operator in plan.block_shape(BlockId(number)).operators
