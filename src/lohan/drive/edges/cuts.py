@@ -98,7 +98,7 @@ def is_exit(node: Node) -> bool:
     return isinstance(node, _Exit._backward_cls)
 
 
-def refuse_kept() -> None:
+def refuse_kept(_: torch.Tensor) -> None:
     """A gradient has come to the forward of a block, which is over: its backward comes later, or is
     another run."""
     raise ConfigError(
@@ -129,28 +129,6 @@ def refuse_foreign_leaves(roots: Sequence[Node], own: Collection[torch.Tensor], 
                 if following is not None and following not in visited:
                     visited.add(following)
                     to_visit.append(following)
-
-
-class Deliveries:
-    """Gradients that come out where the graph of a block starts; refused while it is not run
-    backward for its block."""
-
-    __slots__ = ("gradients", "is_open")
-
-    def __init__(self) -> None:
-        self.gradients: dict[Edge, torch.Tensor] = {}
-        self.is_open = False
-
-    def to(self, edge: Edge | None) -> Callable[[torch.Tensor], None]:
-        """What `enter` is given; `edge` is where the gradient goes from here."""
-
-        def deliver(gradient: torch.Tensor) -> None:
-            if not self.is_open or edge is None:
-                refuse_kept()
-            else:
-                self.gradients[edge] = gradient
-
-        return deliver
 
 
 class PendingGradients:

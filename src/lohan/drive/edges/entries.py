@@ -5,12 +5,10 @@ which ones a micro-batch has put already (`EntryKeys`). Called by `block_run`.
 """
 
 import weakref
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.drive.activations.store import (
@@ -19,7 +17,7 @@ from lohan.drive.activations.store import (
     ActivationKey,
     ActivationStore,
 )
-from lohan.drive.edges.cuts import Deliveries, Edge, edge_of, enter
+from lohan.drive.edges.cuts import Edge, edge_of, enter, refuse_kept
 from lohan.drive.watch.contents import Contents
 from lohan.errors import ConfigError
 from lohan.vocabulary import BlockId
@@ -67,15 +65,8 @@ class Arrivals:
         self.objects = Contents(self.leaves)
         self.noted: list[Any] = []
         """The leaves with an `Entry` in place of each tensor, once they are in the store."""
-        self.deliveries = Deliveries()
-        self._edges: dict[int, Edge] = {}
         self._inside: dict[int, torch.Tensor] = {}
         self._given: Any = None
-
-    @property
-    def shapes(self) -> Hashable:
-        """What one call has in common with another."""
-        return tuple((tensor.shape, tensor.dtype) for tensor in self.tensors.values())
 
     def versions(self) -> list[tuple[torch.Tensor, int]]:
         """The tensors, to find out later whether they were changed."""
@@ -100,8 +91,6 @@ class Arrivals:
             elif key.block != block:
                 store.share(key, tensor.detach())
             edge = edge_of(tensor) if tensor.requires_grad else None
-            if edge is not None:
-                self._edges[identity] = edge
             here[identity] = Entry(
                 key=key, is_owner=is_owner, edge=edge, given=given, version=tensor._version
             )
@@ -110,7 +99,7 @@ class Arrivals:
     def enter(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the block: the start of a graph of its own."""
         self._inside = {
-            identity: enter(tensor.detach(), self.deliveries.to(self._edges.get(identity)))
+            identity: enter(tensor.detach(), refuse_kept)
             if tensor.requires_grad
             else tensor.detach()
             for identity, tensor in self.tensors.items()
@@ -124,13 +113,6 @@ class Arrivals:
     def originals(self) -> dict[int, torch.Tensor]:
         """For each tensor the block got, by identity, the model's."""
         return {id(self._inside[identity]): tensor for identity, tensor in self.tensors.items()}
-
-    def starts(self) -> tuple[tuple[Edge, GradientEdge], ...]:
-        """Where each gradient goes, and where in the block's graph it is summed before."""
-        return tuple(
-            (edge, get_gradient_edge(self._inside[identity]))
-            for identity, edge in self._edges.items()
-        )
 
     def refuse_hooks(self, what: str) -> None:
         """Hooks that a block puts on what it was given are for whole gradients."""
