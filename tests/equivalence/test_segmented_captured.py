@@ -333,3 +333,20 @@ def test_a_captured_step_that_fails_leaves_nothing_behind() -> None:
     expected_losses, expected = losses_and_gradients(plain, toy_batches(3))
     assert all(map(same_bits, losses, expected_losses))
     assert_same_gradients(hooks.gradients, expected)
+
+
+def test_a_shape_is_captured_when_it_is_met_again(counts: BlockBackwards) -> None:
+    """All but the first: batches of all lengths would else be captured for nothing."""
+    model = Toy(lambda _: ToyBlock())
+    plain = twin(model)
+    step, hooks, _ = drive_kept(model)
+    num_captured = []
+    for rows in (3, 3, 4, 5, 4, 4, 3):
+        batches = toy_batches(1, rows=rows)
+        _, expected = losses_and_gradients(plain, batches)
+        hooks.gradients.clear()
+        counts.num_captured = 0
+        step(batches)
+        assert_same_gradients(hooks.gradients, expected)
+        num_captured.append(counts.num_captured)
+    assert num_captured == [0, 3, 0, 0, 0, 3, 3]

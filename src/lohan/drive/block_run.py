@@ -1,6 +1,6 @@
 """One block, one micro-batch: its forward, and its backward.
 
-Owns what must survive between the two (`BlockVisit`): where the inputs went, the random state, the
+What must survive between the two is a `BlockVisit`: where the inputs went, the random state, the
 ambient settings, buffers the block changes. A block is run as a captured graph once that was found
 to give the bits of an eager run; before, and where it cannot be captured, its own code is run: the
 graph of its forward is dropped as soon as that ends, and made again for its backward. Called by
@@ -9,16 +9,18 @@ graph of its forward is dropped as soon as that ends, and made again for its bac
 
 import contextlib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.drive.activations.store import ActivationKey, ActivationStore, BlockChoices
+from lohan.drive.block_visit import BlockCall, BlockVisit, Entered
 from lohan.drive.captured.graphs import (
+    MOST_WAYS,
+    NEVER_AGAIN,
     Captures,
     Graph,
     Trust,
@@ -39,94 +41,15 @@ from lohan.drive.edges.entries import (
     Entry,
     EntryKeys,
     refuse_changed,
-    refuse_changed_objects,
 )
-from lohan.drive.edges.exits import leave_block, refuse_changed_alias
-from lohan.drive.surroundings.ambient import Ambient
-from lohan.drive.surroundings.randomness import Generators, RandomState, same_state
+from lohan.drive.edges.exits import leave_block
+from lohan.drive.surroundings.randomness import Generators, same_state
 from lohan.drive.watch.changing_buffers import ChangingBuffers
-from lohan.drive.watch.contents import Contents
 from lohan.drive.watch.held_values import HeldValues
 from lohan.drive.weights.parameter_views import Weights
 from lohan.vocabulary import BlockId
 
 TakeGradient = Callable[[torch.nn.Parameter, torch.Tensor], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCall:
-    """A block as the model called it."""
-
-    forward: Callable[..., Any]
-    """The module's own forward."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    ambient: Ambient
-    changes: Sequence[Any] = ()
-    """Attributes that the forward has assigned, once it has run."""
-    settings: Hashable = None
-    """What its code may read besides its arguments, as the micro-batch has it."""
-    why_not: str | None = None
-    """Why it cannot be captured, if that can be seen."""
-
-
-@dataclass(slots=True, kw_only=True)
-class BlockVisit:
-    """What is kept of the forward of one block and micro-batch."""
-
-    forward: Callable[..., Any]
-    ambient: Ambient
-    leaves: list[Any]
-    """Arguments; an `Entry` stands for each tensor."""
-    spec: TreeSpec
-    exits: list[Edge | None]
-    """For each output leaf where its gradient waits; None for those without one."""
-    random_state: RandomState | None
-    """State before the forward, if it drew random numbers."""
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Values before the forward of the buffers that it changes."""
-    objects: Contents | None = None
-    """Arguments that are neither tensors nor plain values."""
-    held: list[tuple[Any, Any]] = field(default_factory=list)
-    """Values in attributes that the forward changed inside, with what was in them before."""
-    entered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    """Input tensors and their versions, until the next boundary; then `forget_inputs`."""
-
-    sharing: list[torch.Tensor] = field(default_factory=list)
-    """Outputs with gradients whose memory is that of others; until then, too."""
-
-    key: Hashable | None = None
-    """How the block was called, if it may be captured."""
-    effect: str | None = None
-    """What the forward did besides returning its outputs."""
-    graph: Graph | None = None
-    """What ran it, if that was not its own code."""
-    stored: frozenset[int] = frozenset()
-    keys: dict[int, ActivationKey] = field(default_factory=dict)
-    """Of what the graph has stored, by its place in the cut."""
-    kept: dict[int, torch.Tensor] = field(default_factory=dict)
-    """What it has stored and stays where it is."""
-    states: dict[int, RandomState] = field(default_factory=dict)
-    """Of the generators, before random calls of the graph."""
-
-    @property
-    def may_have_drawn(self) -> bool:
-        """Whether the forward may have moved the random generators."""
-        return self.graph is None or self.graph.draws
-
-    def forget_inputs(self, what: str) -> None:
-        """Check that what the store was given is still what the block saw, and let go of it."""
-        for tensor, version in self.entered:
-            refuse_changed(tensor, version, what)
-        for tensor in self.sharing:
-            refuse_changed_alias(tensor, what)
-        self.entered.clear()
-        self.sharing.clear()
-
-    def refuse_other_objects(self, what: str) -> None:
-        """Check that a re-run will find the objects that the forward was given, as they were."""
-        if self.objects is not None:
-            refuse_changed_objects(self.objects, what)
 
 
 class BlockRunner:
@@ -179,7 +102,9 @@ class BlockRunner:
         if may_have_backward:
             arrivals.put(self.block, micro_batch, self._store, keys)
         key = self._key(call, arrivals) if may_have_backward and not modes else None
-        trust = self._trust.get(key) if key is not None else None
+        trust = self._trust.pop(key, None) if key is not None else None
+        if trust is not None:
+            self._trust[key] = trust  # the last one met is the last one to go
         if trust is not None and trust.graph is not None:
             return self._run_graph(trust.graph, call, arrivals, versions, key, micro_batch, choices)
         args, kwargs = arrivals.enter()
@@ -215,8 +140,8 @@ class BlockRunner:
             entered=versions,
             sharing=sharing,
             key=key,
+            changes=call.changes,
         )
-        visit.effect = _effect(visit, call)
         return outputs, visit
 
     def _key(self, call: BlockCall, arrivals: Arrivals) -> Hashable | None:
@@ -323,21 +248,21 @@ class BlockRunner:
 
     def _entries(
         self, visit: BlockVisit, pending: PendingGradients
-    ) -> dict[ActivationKey, "_Entered"]:
-        found: dict[ActivationKey, _Entered] = {}
+    ) -> dict[ActivationKey, "Entered"]:
+        found: dict[ActivationKey, Entered] = {}
         for leaf in visit.leaves:
             if isinstance(leaf, Entry) and leaf.key not in found:
                 kept = self._store.get(leaf.key)
                 if leaf.given is not None and leaf.given() is kept:
                     refuse_changed(kept, leaf.version, f"block {self.name}")
                 so_far = pending.take(leaf.edge) if leaf.edge is not None else None
-                found[leaf.key] = _Entered(kept.detach(), leaf.edge, so_far)
+                found[leaf.key] = Entered(kept.detach(), leaf.edge, so_far)
         return found
 
     def _graph_backward(
         self,
         visit: BlockVisit,
-        entries: dict[ActivationKey, "_Entered"],
+        entries: dict[ActivationKey, "Entered"],
         starts: Arrived,
         pending: PendingGradients,
         take_gradient: TakeGradient,
@@ -386,7 +311,7 @@ class BlockRunner:
     def _run_again(
         self,
         visit: BlockVisit,
-        entries: dict[ActivationKey, "_Entered"],
+        entries: dict[ActivationKey, "Entered"],
         starts: Arrived,
         pending: PendingGradients,
         should_check: bool,
@@ -448,14 +373,19 @@ class BlockRunner:
     # Whether a graph may stand for the block
 
     def _try_graph(
-        self, visit: BlockVisit, entries: dict[ActivationKey, "_Entered"], starts: Arrived
+        self, visit: BlockVisit, entries: dict[ActivationKey, "Entered"], starts: Arrived
     ) -> Trial | None:
         """Capture the block and run the graph on what an eager run is about to get; None if there
         is nothing to try."""
         if visit.key is None:
             return None
         trust = self._trust.setdefault(visit.key, Trust())
-        if not trust.is_open and visit.graph is None:
+        if len(self._trust) > MOST_WAYS:
+            del self._trust[next(iter(self._trust))]
+        trust.num_visits += 1
+        # Batches of all lengths: most shapes are met once, and are not worth a capture.
+        is_rare = len(self._trust) > 1 and trust.num_visits == 1
+        if is_rare or (not trust.is_open and visit.graph is None):
             return None
         trust.num_tries += 1
         if visit.effect is not None:
@@ -478,7 +408,7 @@ class BlockRunner:
         try:
             graph = self._captures.graph(visit.key, forward, self.module, given, starts)
         except NotCapturable as error:
-            trust.reason, trust.num_tries, trust.graph = str(error), _NEVER_AGAIN, None
+            trust.reason, trust.num_tries, trust.graph = str(error), NEVER_AGAIN, None
             return None
         trial = Trial(graph, [one.edge for one in entries.values() if one.edge is not None])
         trial.run(
@@ -496,30 +426,8 @@ class BlockRunner:
         if difference is None:
             trust.graph, trust.reason = trial.graph, None
         else:
-            trust.graph, trust.num_tries = None, _NEVER_AGAIN
+            trust.graph, trust.num_tries = None, NEVER_AGAIN
             trust.reason = f"its graph gave another {difference} than its code"
 
     def _refuse_foreign(self, roots: Sequence[Node]) -> None:
         refuse_foreign_leaves(roots, set(self._parameters), f"block {self.name}")
-
-
-_NEVER_AGAIN = 1 << 30
-
-
-@dataclass(slots=True)
-class _Entered:
-    """A tensor that the block was given, back from the store."""
-
-    value: torch.Tensor
-    edge: Edge | None
-    so_far: torch.Tensor | None
-
-
-def _effect(visit: BlockVisit, call: BlockCall) -> str | None:
-    if visit.buffers:
-        return f"it changes its buffer {next(iter(visit.buffers))}"
-    if visit.held:
-        return "it changes what is inside of one of its attributes"
-    for _, name, _ in call.changes:
-        return f"it assigns its attribute {name}"
-    return None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lohan.drive.block_run import BlockCall, BlockVisit
+from lohan.drive.block_visit import BlockCall, BlockVisit
 from lohan.drive.captured.graphs import outside_values, settings_of
 from lohan.drive.edges.cuts import PendingGradients
 from lohan.drive.edges.entries import EntryKeys

@@ -379,9 +379,10 @@ class Passes:
     def _settle(self, segment: Segment, micro_batch: MicroBatch) -> None:
         """The segment is done with a micro-batch: sums of its own parameters are whole."""
         assert self._sums is not None
-        own = self._sets[segment.id].parameters.values()
-        for parameter, gradient in micro_batch.pending.take_parameters(list(own)):
-            self._sums.add(parameter, gradient)
+        own = list(self._sets[segment.id].parameters.values())
+        for parameter, gradient in zip(own, micro_batch.pending.take_all(own), strict=True):
+            if gradient is not None:
+                self._sums.add(parameter, gradient)
 
 
 def _stretches(segments: SegmentMap) -> dict[BlockId, int]:

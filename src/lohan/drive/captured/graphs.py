@@ -6,6 +6,7 @@ of an eager run (`Trust`). Called by `block_run`.
 """
 
 import contextvars
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,11 @@ _PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch
 _HOOKS = frozenset(
     ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 )
-_MOST_TRIES = 3
+_OWN = frozenset(vars(torch.nn.Module()))
+"""What every module has."""
+MOST_WAYS = 64
+"""In which a block is called and graphs are kept for; those not met for the longest time go."""
+NEVER_AGAIN = _MOST_TRIES = 3
 """Visits after which a block that changes something as it runs is no longer looked at: what it
 makes at first (a table of positions) it has made by then."""
 
@@ -113,6 +118,7 @@ class Trust:
     reason: str | None = None
     """Why it is run as it is."""
     num_tries: int = 0
+    num_visits: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -125,7 +131,8 @@ class Captures:
     plans are."""
 
     def __init__(self) -> None:
-        self._graphs: dict[Hashable, Graph] = {}
+        # As long as a block has use for them.
+        self._graphs: weakref.WeakValueDictionary[Hashable, Graph] = weakref.WeakValueDictionary()
         self._trust: dict[str, dict[Hashable, Trust]] = {}
         self._told: set[str] = set()
         self.refused: dict[str, str] = {}
@@ -234,16 +241,20 @@ def settings_of(modules: Sequence[torch.nn.Module]) -> tuple[Hashable, str | Non
                         return None, f"a hook is on its {type(part).__name__}"
                 elif name == "_parameters" or name == "_buffers":
                     found += [None if one is None else _look(one) for one in value.values()]
-                elif not name.startswith("_"):
+                elif name not in _OWN:
                     found += [(k, v) for k, v in value.items() if type(v) in _PLAIN]
             elif isinstance(value, torch.Tensor):
                 found.append((id(value), value._version))
-            elif name != "forward" and not isinstance(value, set):
+            elif isinstance(value, (list, tuple)):
+                found += [one if type(one) in _PLAIN else id(one) for one in value]
+            elif name != "forward" and name not in _OWN:
                 # `forward` is replaced while a step runs.
                 found.append(id(value))
                 if id(value) not in seen:
                     seen.add(id(value))
-                    found += [v for v in getattr(value, "__dict__", {}).values() if _is_plain(v)]
+                    found += [
+                        v for v in getattr(value, "__dict__", {}).values() if type(v) in _PLAIN
+                    ]
     return tuple(found), None
 
 
@@ -253,10 +264,6 @@ def outside_values(modules: Sequence[torch.nn.Module]) -> Hashable:
     found = [value for part in modules for value in vars(part).values() if type(value) in _PLAIN]
     found += [value for value in contextvars.copy_context().values() if type(value) in _PLAIN]
     return tuple(found)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN
 
 
 def _look(tensor: torch.Tensor) -> Hashable:

@@ -170,9 +170,3 @@ class PendingGradients:
     def take_all(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
         """The sum so far of each of the parameters, None for those that have none."""
         return [self._of_parameters.pop(parameter, None) for parameter in parameters]
-
-    def take_parameters(
-        self, parameters: Sequence[torch.nn.Parameter]
-    ) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """The sums of those of the parameters that have one."""
-        return [(p, self._of_parameters.pop(p)) for p in parameters if p in self._of_parameters]
