@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from support.engine_runs import (
     plain_run,
 )
 
-CASE = on_accelerator(model="llama_packed", choice=Choice.SWAP_TO_SSD, num_micro_batches=2)
+CASE = replace(
+    on_accelerator(model="llama_packed", choice=Choice.SWAP_TO_SSD, num_micro_batches=2),
+    num_steps=2,
+)
 
 
 def fails_in(block: int, *, is_backward: bool) -> Any:
@@ -56,7 +60,7 @@ def test_the_first_failure_is_told_with_its_task_and_the_run_goes_on_from_its_se
     model = build(CASE)
     twin, again = copy.deepcopy(model), copy.deepcopy(model)
     engine = started(CASE, model, tmp_path)
-    first, second, _ = batches_of(CASE)
+    first, second = batches_of(CASE)
     engine.step(first)
     engine.seal()
     fails_in(block, is_backward=is_backward)(model)

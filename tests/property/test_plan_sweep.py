@@ -42,7 +42,9 @@ def test_more_is_never_planned_slower_nor_to_write_more(
         num_ssds=num_ssds,
         batches=(batch,),
     )
-    compared = list(plan_sweep.violations(sweep, plan_sweep.run(sweep, 1)))
+    compared = list(
+        plan_sweep.violations(plan_sweep.pairs(sweep), plan_sweep.run(list(sweep.groups()), 1))
+    )
     assert compared
     assert [wrong for _, wrong in compared if wrong is not None] == []
 
@@ -53,15 +55,19 @@ def test_what_is_worse_is_found(plan_sweep: ModuleType) -> None:
     )
     cases = [case for group in sweep.groups() for case in group]
     found = {case: plan_sweep.Planned(seconds=1.0, written_bytes=10) for case in cases}
-    assert [wrong for _, wrong in plan_sweep.violations(sweep, found) if wrong] == []
+    assert [
+        wrong for _, wrong in plan_sweep.violations(plan_sweep.pairs(sweep), found) if wrong
+    ] == []
     slower, wears = cases[2], cases[3]
     assert slower.num_ssds == wears.num_ssds == 2
     found[slower] = plan_sweep.Planned(seconds=1.01, written_bytes=10)
     found[wears] = plan_sweep.Planned(seconds=1.0, written_bytes=11)
-    kinds = [wrong.kind for _, wrong in plan_sweep.violations(sweep, found) if wrong]
+    kinds = [
+        wrong.kind for _, wrong in plan_sweep.violations(plan_sweep.pairs(sweep), found) if wrong
+    ]
     assert kinds == ["drives", "drives, writes"]
     found[slower] = None
     assert any(
         wrong is not None and wrong.factor == float("inf")
-        for _, wrong in plan_sweep.violations(sweep, found)
+        for _, wrong in plan_sweep.violations(plan_sweep.pairs(sweep), found)
     )
