@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lohan.drive.captured.trial import Trial
 from lohan.errors import ConfigError
 from lohan.verify.plain_loop import losses_and_gradients
 from support.block_backwards import BlockBackwards
@@ -350,3 +351,17 @@ def test_a_shape_is_captured_when_it_is_met_again(counts: BlockBackwards) -> Non
         assert_same_gradients(hooks.gradients, expected)
         num_captured.append(counts.num_captured)
     assert num_captured == [0, 3, 0, 0, 0, 3, 3]
+
+
+def test_a_graph_that_does_not_run_leaves_the_block_its_own_code(
+    counts: BlockBackwards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fake kernels and real ones may lay results out differently, and a view is then refused."""
+
+    def fail(*_: Any) -> None:
+        torch.rand(3)
+        raise RuntimeError("view size is not compatible\nwith much more")
+
+    monkeypatch.setattr(Trial, "run", fail)
+    check_kept(Toy(lambda _: ToyBlock()))
+    assert (counts.num_captured, counts.num_again) == (0, 2 * ONE_STEP)

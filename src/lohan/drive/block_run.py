@@ -47,6 +47,7 @@ from lohan.drive.surroundings.randomness import Generators, same_state
 from lohan.drive.watch.changing_buffers import ChangingBuffers
 from lohan.drive.watch.held_values import HeldValues
 from lohan.drive.weights.parameter_views import Weights
+from lohan.errors import DoesNotFit
 from lohan.vocabulary import BlockId
 
 TakeGradient = Callable[[torch.nn.Parameter, torch.Tensor], None]
@@ -411,13 +412,17 @@ class BlockRunner:
             trust.reason, trust.num_tries, trust.graph = str(error), NEVER_AGAIN, None
             return None
         trial = Trial(graph, [one.edge for one in entries.values() if one.edge is not None])
-        trial.run(
-            [*self._values(), *given.tensors],
-            starts,
-            self._parameters,
-            self._generators,
-            visit.random_state,
-        )
+        after = self._generators.state()
+        try:
+            values_given = [*self._values(), *given.tensors]
+            trial.run(values_given, starts, self._parameters, self._generators, visit.random_state)
+        except (RuntimeError, DoesNotFit) as error:
+            # Kernels may lay results out in another way than fake ones, where a view is refused.
+            first = str(error).partition("\n")[0]
+            trust.reason, trust.num_tries = f"its graph does not run ({first})", NEVER_AGAIN
+            return None
+        finally:
+            self._generators.set_state(after)
         return trial
 
     def _judge(self, visit: BlockVisit, trial: Trial, delivered: dict[Edge, torch.Tensor]) -> None:

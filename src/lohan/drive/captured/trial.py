@@ -42,12 +42,11 @@ class Trial:
         generators: Generators,
         random_state: RandomState | None,
     ) -> None:
-        """Forward and backward with nothing stored; keeps no tensor."""
+        """Forward and backward with nothing stored; keeps no tensor. The generators are moved."""
         self._trained = [parameter for parameter in parameters if parameter.requires_grad]
         backward = self.graph.backward(starts.pattern, _NOTHING)
         assert backward is not None
         states: dict[int, RandomState] = {}
-        after = generators.state()
         if random_state is not None:
             generators.set_state(random_state)
 
@@ -67,7 +66,6 @@ class Trial:
                 lambda: None,
                 take,
             )
-        generators.set_state(after)
 
     def note_outputs(self, leaves: Sequence[Any]) -> None:
         """What the block's own code made."""
