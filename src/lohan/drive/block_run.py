@@ -153,6 +153,7 @@ class BlockRunner:
         if key is None:
             why_not = "its arguments are more than tensors and plain values"
         if why_not is None:
+            self._captures.refused.pop(self.name, None)
             return call.settings, self._parameter_names, key
         self._captures.refused[self.name] = why_not
         return None
@@ -177,8 +178,11 @@ class BlockRunner:
             entered=versions,
             key=key,
             graph=graph,
-            stored=choices.stored if graph.fits(choices.names) else frozenset(),
+            stored=choices.stored,
         )
+        if choices.stored and not graph.fits(choices.names):
+            visit.stored = frozenset()
+            self._captures.unplanned.add(self.name)
         cut, forward = graph.forward(visit.stored)
 
         def put(place: int, tensor: torch.Tensor) -> None:
@@ -272,7 +276,8 @@ class BlockRunner:
         """Whether there is a graph for the gradients that arrived."""
         graph = visit.graph
         assert graph is not None
-        if not graph.knows(starts.pattern):
+        trust = self._trust.get(visit.key)
+        if trust is None or trust.graph is not graph or starts.pattern not in trust.patterns:
             return False
         backward = graph.backward(starts.pattern, visit.stored)
         if backward is None:
@@ -430,6 +435,7 @@ class BlockRunner:
         difference = trial.difference(delivered)
         if difference is None:
             trust.graph, trust.reason = trial.graph, None
+            trust.patterns.add(trial.pattern)
         else:
             trust.graph, trust.num_tries = None, NEVER_AGAIN
             trust.reason = f"its graph gave another {difference} than its code"

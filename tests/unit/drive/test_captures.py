@@ -1,7 +1,10 @@
 """What a captured block depends on, and how many are remembered."""
 
+from dataclasses import replace
+
 import torch
 
+from lohan.drive import SegmentedModel
 from lohan.drive.activations.store import KeepStore
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.block_visit import BlockCall
@@ -11,9 +14,12 @@ from lohan.drive.edges.entries import EntryKeys
 from lohan.drive.surroundings.ambient import Ambient
 from lohan.drive.surroundings.randomness import Generators
 from lohan.drive.weights.parameter_views import Weights
+from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
 from support.driven_toys import EVERYTHING
-from support.toy_models import WIDTH, ToyBlock
+from support.driving_hooks import ComeAndGo, assert_same_gradients, twin
+from support.mapped_segments import map_segments
+from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
 
 def test_graphs_of_shapes_not_met_for_long_are_let_go_of() -> None:
@@ -73,3 +79,21 @@ def test_what_a_capture_depends_on_in_attributes() -> None:
         before = after
     block.up.register_forward_hook(lambda *_: None)
     assert settings_of(modules)[1] == "a hook is on its Linear"
+
+
+def test_operators_other_than_planned_are_told_and_recomputed() -> None:
+    model = Toy(lambda _: ToyBlock())
+    plain, segments, captures = twin(model), map_segments(model), Captures()
+    sets = segments.parameter_sets(model)
+    hooks = ComeAndGo(segments, sets)
+    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, captures=captures)
+    planned_for_others = replace(EVERYTHING, names={1: "convolution"})
+    choices = {block.id: planned_for_others for block in segments.blocks}
+    for _ in range(2):
+        hooks.gradients.clear()
+        driven.step(toy_batches(2), choices=choices)
+        assert_same_gradients(hooks.gradients, losses_and_gradients(plain, toy_batches(2))[1])
+    (sentence,) = captures.news()
+    assert sentence.startswith("3 blocks from blocks.0 on: other operators run than were planned")
+    assert captures.news() == []
+    assert captures.report() == [f"blocks.{number}: captured" for number in range(3)]

@@ -9,7 +9,7 @@ import contextvars
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -104,8 +104,11 @@ class Graph:
         if key not in self._backward:
             before, calls = self.forward(stored)[0], self._calls[pattern]
             cut = calls.cut(stored, among={one.value for one in before.stored})
-            calls_ = self._first.recording.calls
-            is_known = all(p in before.drawn for p in cut.again if calls_[p].is_random)
+            is_known = all(
+                place in before.drawn
+                for place in cut.again
+                if calls.recording.calls[place].is_random
+            )
             self._backward[key] = backward_function(calls, cut, before) if is_known else None
         return self._backward[key]
 
@@ -115,6 +118,8 @@ class Trust:
     """What is known of one block called in one way."""
 
     graph: Graph | None = None
+    patterns: set[Hashable] = field(default_factory=set)
+    """Gradients arriving for which the graph gave the bits of this block's own code."""
     reason: str | None = None
     """Why it is run as it is."""
     num_tries: int = 0
@@ -137,6 +142,8 @@ class Captures:
         self._told: set[str] = set()
         self.refused: dict[str, str] = {}
         """Blocks that cannot be captured as they are now, and why."""
+        self.unplanned: set[str] = set()
+        """Blocks whose graphs have other operators than they were planned with."""
 
     def trust(self, block: str) -> dict[Hashable, Trust]:
         """What is known of a block, by how it is called."""
@@ -158,11 +165,18 @@ class Captures:
             blocks.setdefault(reason, []).append(block)
         new = [reason for reason in blocks if reason not in self._told]
         self._told.update(new)
-        return [
+        found = [
             f"{_some(blocks[reason])}: the model's own code runs, and all of it again in backward, "
             f"because {reason}"
             for reason in new
         ]
+        if self.unplanned - self._told:
+            found.append(
+                f"{_some(sorted(self.unplanned))}: other operators run than were planned for, and "
+                "all of it is recomputed in backward"
+            )
+            self._told |= self.unplanned
+        return found
 
     def report(self) -> list[str]:
         """Of each block that has gone backward: captured, or why its own code runs."""

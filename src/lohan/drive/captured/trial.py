@@ -30,6 +30,8 @@ class Trial:
         self.graph, self._edges = graph, edges
         self._outputs: list[Hashable] = []
         self._gradients: dict[int, Hashable] = {}
+        self.pattern: Hashable = None
+        """Which gradients arrived."""
         self._trained: list[torch.nn.Parameter] = []
         self._found: dict[int, Hashable] = {}
         self._difference: str | None = None
@@ -44,7 +46,8 @@ class Trial:
     ) -> None:
         """Forward and backward with nothing stored; keeps no tensor. The generators are moved."""
         self._trained = [parameter for parameter in parameters if parameter.requires_grad]
-        backward = self.graph.backward(starts.pattern, _NOTHING)
+        self.pattern = starts.pattern
+        backward = self.graph.backward(self.pattern, _NOTHING)
         assert backward is not None
         states: dict[int, RandomState] = {}
         if random_state is not None:
