@@ -336,21 +336,35 @@ def test_a_captured_step_that_fails_leaves_nothing_behind() -> None:
     assert_same_gradients(hooks.gradients, expected)
 
 
-def test_a_shape_is_captured_when_it_is_met_again(counts: BlockBackwards) -> None:
-    """All but the first: batches of all lengths would else be captured for nothing."""
+def test_a_shape_is_captured_when_it_is_met_again(
+    counts: BlockBackwards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the first: batches of all lengths would else be captured for nothing. Each of the
+    three blocks is compared with its own code at its first shape, one of them at later ones."""
+    trials: list[Trial] = []
+    run = Trial.run
+
+    def counted(trial: Trial, *args: Any) -> None:
+        trials.append(trial)
+        run(trial, *args)
+
+    monkeypatch.setattr(Trial, "run", counted)
     model = Toy(lambda _: ToyBlock())
     plain = twin(model)
     step, hooks, _ = drive_kept(model)
-    num_captured = []
+    num_captured, num_tried = [], []
     for rows in (3, 3, 4, 5, 4, 4, 3):
         batches = toy_batches(1, rows=rows)
         _, expected = losses_and_gradients(plain, batches)
         hooks.gradients.clear()
         counts.num_captured = 0
+        trials.clear()
         step(batches)
         assert_same_gradients(hooks.gradients, expected)
         num_captured.append(counts.num_captured)
+        num_tried.append(len(trials))
     assert num_captured == [0, 3, 0, 0, 0, 3, 3]
+    assert num_tried == [3, 0, 0, 0, 1, 0, 0]
 
 
 def test_a_graph_that_does_not_run_leaves_the_block_its_own_code(

@@ -46,6 +46,8 @@ class Graph:
         self._forward: dict[frozenset[int], tuple[Cut, Forward]] = {}
         self._backward: dict[tuple[Hashable, frozenset[int]], Backward | None] = {}
         self._stored_outputs: dict[frozenset[int], frozenset[int]] = {}
+        self.proven: set[Hashable] = set()
+        """Gradients arriving for which it gave the bits of the own code of a block."""
         recording = calls.recording
         self.outputs, self.spec = recording.outputs, recording.spec
         self.with_gradient = recording.with_gradient
@@ -148,6 +150,11 @@ class Captures:
     def trust(self, block: str) -> dict[Hashable, Trust]:
         """What is known of a block, by how it is called."""
         return self._trust.setdefault(block, {})
+
+    def proven(self, key: Hashable, pattern: Hashable) -> Graph | None:
+        """A graph that has given the bits of a block made and called alike."""
+        known = self._graphs.get(key)
+        return known if known is not None and pattern in known.proven else None
 
     def own_code(self) -> dict[str, str]:
         """Blocks whose own code is run in at least one way that they are called, and why."""
