@@ -58,26 +58,9 @@ class Collecting(Toy):
         return (self.leave(x).square().mean() + sum(collected),)
 
 
-class CountingBlock(ToyBlock):
-    """Replaces a value in a mapping it is given."""
-
-    def forward(self, x: torch.Tensor, *, state: dict[str, Any]) -> torch.Tensor:
-        state["count"] += 1
-        return super().forward(x) * state["count"]
-
-
-class Counting(Toy):
-    def body(self, x: torch.Tensor) -> torch.Tensor:
-        state = {"count": 0}
-        for block in self.blocks:
-            x = block(x, state=state)
-        return x
-
-
 REFUSED = {
     "side input changed later": (SideChangesLater, SideBlock, "entered block blocks.0 was changed"),
     "list filled by blocks": (Collecting, CollectingBlock, "blocks.0 changed a list or mapping"),
-    "mapping changed by blocks": (Counting, CountingBlock, "blocks.0 changed a list or mapping"),
 }
 
 

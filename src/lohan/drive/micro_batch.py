@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,8 +31,9 @@ from lohan.drive.watch.collected_outputs import (
     returning_collected,
 )
 from lohan.drive.watch.own_attributes import OwnAttributes
+from lohan.drive.watch.shared_mappings import as_arguments, returning_written, shared_in, write
 from lohan.drive.weights.parameter_views import Weights
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, ScheduleError
 from lohan.vocabulary import BlockId
 
 LossFunction = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -49,7 +50,7 @@ class MicroBatch:
     ) -> None:
         self.index = index
         self.attributes = attributes
-        self.strand: Strand[BlockCall, torch.Tensor] = Strand(
+        self.strand: Strand[BlockCall | None, torch.Tensor] = Strand(
             self._body, name=f"lohan-micro-batch-{index}"
         )
         self._run = run
@@ -60,7 +61,12 @@ class MicroBatch:
         self.starts: list[int] = []
         """Sequence number of the first operator of each stretch of the rest: before the first
         block, between each two, after the last."""
-        self.num_blocks_entered = 0
+        self.num_blocks_passed = 0
+        """Called or left out, the one it waits for included."""
+        self.position_of_rest, self.is_at_last_rest = 0, False
+        """How many blocks are in front of the part of the rest that runs."""
+        self.absence: ScheduleError | None = None
+        """Why it last waited for weights."""
         self.weight_copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Weights that were arguments of blocks, by id, and their copies."""
         self.settings = process_settings()
@@ -76,7 +82,7 @@ class MicroBatch:
         self.random_state_expected: RandomState | None = None
         """State at the end of its forward, from which the next micro-batch already started."""
 
-    def _body(self, ask: Callable[[BlockCall], Any]) -> torch.Tensor:
+    def _body(self, ask: Callable[[BlockCall | None], Any]) -> torch.Tensor:
         """Runs on the strand's thread: the whole forward of the model."""
         self._ask = ask
         self._begin_stretch()
@@ -88,21 +94,49 @@ class MicroBatch:
 
     def ask_for_block(self, call: BlockCall) -> Any:
         """Runs on the strand's thread; blocks until the block's outputs are there."""
-        self.num_blocks_entered += 1
+        self.num_blocks_passed += 1
+        outputs = self._pause(call)
+        self._begin_stretch()
+        return outputs
+
+    def wait_for_weights(self, absence: ScheduleError) -> None:
+        """Wait for the next part of the rest, whose weights this one runs into because it has left
+        the blocks in between out. Runs on the strand's thread, within the operator that needs them.
+
+        Raises:
+            ScheduleError: there is no such part.
+        """
+        if self.is_at_last_rest:
+            raise absence
+        self.absence = absence
+        self._pause(None)
+        # The operator's own node is behind it: it goes backward with its weights.
+        self.leave_out(self.position_of_rest, num_nodes_behind=1)
+
+    def _pause(self, call: BlockCall | None) -> Any:
         self.attributes.pause()
         settings = process_settings()
         put_process_settings(self.settings)
         try:
-            outputs = self._ask(call)
+            reply = self._ask(call)
         finally:
             put_process_settings(settings)
         self.attributes.begin()
-        self._begin_stretch()
-        return outputs
+        return reply
 
-    def _begin_stretch(self) -> None:
+    def leave_out(self, until: int, *, num_nodes_behind: int = 0) -> None:
+        """The model does not call its blocks up to this one. Runs on the strand's thread."""
+        for _ in range(self.num_blocks_passed, until):
+            self._begin_stretch(num_nodes_behind)
+        self.num_blocks_passed = max(until, self.num_blocks_passed)
+
+    def waits_for(self, position: int) -> bool:
+        """Whether it has called the block in this place, and not left it out."""
+        return self.call is not None and self.num_blocks_passed == position + 1
+
+    def _begin_stretch(self, num_nodes_behind: int = 0) -> None:
         # Sequence numbers are counted per thread, so those of one micro-batch are comparable.
-        self.starts.append(torch._C._autograd._get_sequence_nr())
+        self.starts.append(torch._C._autograd._get_sequence_nr() - num_nodes_behind)
 
     def advance(self) -> None:
         """Run the model until it calls a block or ends."""
@@ -114,7 +148,7 @@ class BlockInterceptor:
     """For the time of a step, sends calls of the model's blocks to the driving thread.
 
     The forward of the module is replaced, not its call: hooks that users put on a block run once,
-    as part of the rest. Blocks must be called in the order of the segment map.
+    as part of the rest. Blocks are called in the order of the segment map, or left out.
     """
 
     def __init__(
@@ -124,9 +158,11 @@ class BlockInterceptor:
         weights: Weights,
         device_types: tuple[str, ...],
         outside: Sequence[torch.nn.Module] = (),
+        unused: Container[str] = (),
     ) -> None:
-        """`outside`: the modules of the model that are in no block."""
-        self._outside = outside
+        """`outside`: the modules of the model that are in no block; `unused`: blocks that were not
+        planned for."""
+        self._outside, self._unused = outside, unused
         self._parts: dict[torch.nn.Module, list[torch.nn.Module]] = {}
         self._names, self._modules = tuple(names), tuple(modules)
         self._weights, self._device_types = weights, device_types
@@ -173,13 +209,18 @@ class BlockInterceptor:
                     remedy="switch checkpointing off, and call blocks in `forward` itself",
                 )
             self._check_order(micro_batch, module)
-            args, kwargs = self._without_weights(micro_batch, args, kwargs)
+            shared = shared_in(kwargs)
+            args, kwargs = self._without_weights(
+                micro_batch, args, as_arguments(kwargs, shared) if shared else kwargs
+            )
             ambient = Ambient.here(self._device_types)
             settings, why_not = settings_of(self._parts[module])
             noting, changes = micro_batch.attributes.around(module, forward, self._weights)
             collection = active_collection()
             if collection is not None:
                 noting = returning_collected(noting, collection)
+            if shared:
+                noting = returning_written(noting, shared)
             outputs = micro_batch.ask_for_block(
                 BlockCall(
                     forward=_within(contextvars.copy_context(), noting),
@@ -191,6 +232,9 @@ class BlockInterceptor:
                     why_not=why_not,
                 )
             )
+            if shared:
+                outputs, written = outputs
+                write(shared, written)
             if collection is not None:
                 outputs, found = outputs
                 add_collected(collection, found)
@@ -225,27 +269,35 @@ class BlockInterceptor:
         return kept
 
     def _check_order(self, micro_batch: MicroBatch, module: torch.nn.Module) -> None:
-        position = micro_batch.num_blocks_entered
-        if position < len(self._modules) and self._modules[position] is module:
-            return
+        """A block may be left out (layer drop, pictures that a batch does not have); what is called
+        comes in the order of the segment map."""
+        passed = micro_batch.num_blocks_passed
         called = self._names[self._modules.index(module)]
-        due = self._names[position] if position < len(self._names) else "none"
+        if called in self._unused:
+            raise ConfigError(
+                f"micro-batch {micro_batch.index} called block {called}, which the example that "
+                "the model was attached with left out",
+                why="memory and time were planned without it",
+                remedy="attach with example= set to a batch that uses the whole model; a trainer "
+                "takes the first batch of the data set for it",
+            )
+        if module in self._modules[passed:]:
+            micro_batch.leave_out(self._modules.index(module, passed))
+            return
+        if micro_batch.absence is not None:
+            # It left nothing out: what it waited for was needed before the blocks that follow.
+            raise micro_batch.absence
         raise ConfigError(
-            f"micro-batch {micro_batch.index} called block {called} where {due} was due",
-            why="every block must run exactly once per forward, in a fixed order, so that "
-            "its weights can be there in time",
-            remedy="switch off what skips or repeats layers (layer drop, early exit)",
+            f"micro-batch {micro_batch.index} called block {called} after "
+            f"{self._names[passed - 1]}",
+            why="a block runs at most once per forward, in a fixed order, so that its weights can "
+            "be there in time",
+            remedy="call blocks in the order in which the example that was attached with did",
         )
 
-    def check_end(self, micro_batch: MicroBatch) -> None:
-        """Raise if the model returned without having called every block."""
-        if micro_batch.num_blocks_entered < len(self._names):
-            raise ConfigError(
-                f"micro-batch {micro_batch.index} called {micro_batch.num_blocks_entered} of "
-                f"{len(self._names)} blocks; {self._names[micro_batch.num_blocks_entered]} was due",
-                why="every block must run exactly once per forward, in a fixed order",
-                remedy="switch off what skips layers (layer drop, early exit)",
-            )
+    def end(self, micro_batch: MicroBatch) -> None:
+        """The model has returned; blocks it has not called are left out."""
+        micro_batch.leave_out(len(self._modules))
 
 
 def _within(variables: contextvars.Context, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,13 +369,15 @@ def run_model(
             stack.enter_context(DrawRecorder(micro_batch.draws))
         for mode in modes:
             stack.enter_context(mode)
-        stack.enter_context(PresenceMode(weights, lambda: f"in {where(micro_batch)}"))
+        stack.enter_context(
+            PresenceMode(weights, micro_batch.wait_for_weights, lambda: f"in {where(micro_batch)}")
+        )
         result = loss()
-    interceptor.check_end(micro_batch)
+    interceptor.end(micro_batch)
     return result
 
 
 def where(micro_batch: MicroBatch) -> str:
     """Where a micro-batch stands, for messages."""
-    num_entered = micro_batch.num_blocks_entered
+    num_entered = micro_batch.num_blocks_passed
     return f"micro-batch {micro_batch.index} ({num_entered} blocks entered)"

@@ -21,7 +21,7 @@ from lohan.drive.edges.cuts import (
     leaf_of,
 )
 from lohan.drive.weights.parameter_views import WeightPlace, Weights
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, ScheduleError
 from lohan.model.tracing.trace_ops import tensors_in
 
 
@@ -39,11 +39,14 @@ def weights_by_place(weights: Weights) -> saved_tensors_hooks:
 
 
 class PresenceMode(TorchDispatchMode):
-    """Refuses operators that read weights which are offloaded."""
+    """Refuses operators that read weights which are offloaded and will not come."""
 
-    def __init__(self, weights: Weights, where: Callable[[], str]) -> None:
+    def __init__(
+        self, weights: Weights, wait: Callable[[ScheduleError], None], where: Callable[[], str]
+    ) -> None:
+        """`wait`: for others to be in place, or raise this if none will be."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._weights, self._where = weights, where
+        self._weights, self._wait, self._where = weights, wait, where
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -51,7 +54,9 @@ class PresenceMode(TorchDispatchMode):
         for tensor in tensors_in((args, kwargs or {})):
             # Absent weights are one element, so most tensors need no closer look.
             if tensor.untyped_storage().nbytes() == tensor.itemsize:
-                self._weights.refuse_absent(tensor, f"{func} {self._where()}")
+                what = f"{func} {self._where()}"
+                while (absence := self._weights.absence(tensor, what)) is not None:
+                    self._wait(absence)
         return func(*args, **(kwargs or {}))
 
 
@@ -100,8 +105,13 @@ def rest_backward(
         elif isinstance(leaf, torch.nn.Parameter):
             add_to_parameter(leaf, gradient)
         else:
-            # A leaf of the caller's (part of the batch): as plain backward treats it.
-            leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+            add_to_leaf(leaf, gradient)
+
+
+def add_to_leaf(leaf: torch.Tensor | None, gradient: torch.Tensor) -> None:
+    """For a leaf of the caller's (part of the batch): as plain backward treats it."""
+    assert leaf is not None
+    leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
 
 
 def _ends(roots: Iterable[Edge], start: int) -> list[Edge]:

@@ -19,7 +19,7 @@ from lohan.drive.edges.cuts import edge_of, is_exit, leaf_of
 from lohan.drive.gradient_sums import GradientSums
 from lohan.drive.hooks import ForwardOrder, SegmentHooks
 from lohan.drive.micro_batch import MicroBatch, where
-from lohan.drive.outside_run import rest_backward
+from lohan.drive.outside_run import add_to_leaf, rest_backward
 from lohan.drive.segment_map import Phase, Segment, SegmentKind, SegmentMap
 from lohan.drive.surroundings.randomness import (
     DrawLedger,
@@ -109,8 +109,10 @@ class Passes:
         self._hooks.after(segment.id, phase, gradients)
 
     def _run_block(self, segment: Segment, micro_batch: MicroBatch) -> None:
+        if not micro_batch.waits_for(self._stretch[segment.id]):
+            return  # It leaves the block out.
         call, micro_batch.call = micro_batch.call, None
-        assert call is not None, "the model has not called the block"
+        assert call is not None
         self._use_random_state(micro_batch)
         is_recording = self._order is ForwardOrder.MICRO_BATCH_MAJOR
         modes: list[TorchDispatchMode] = [DrawRecorder(micro_batch.draws)] if is_recording else []
@@ -135,7 +137,10 @@ class Passes:
             self._advance(micro_batch)
 
     def _run_rest(self, segment: Segment, micro_batch: MicroBatch) -> None:
-        self._advance(micro_batch)
+        if micro_batch.call is None and not micro_batch.strand.is_over:
+            micro_batch.position_of_rest = self._stretch[segment.id]
+            micro_batch.is_at_last_rest = segment is self._segments.last
+            self._advance(micro_batch)
         if segment is not self._segments.last:
             return
         loss = micro_batch.strand.result()
@@ -243,6 +248,10 @@ class Passes:
         for segment in reversed(self._segments.segments[:-1]):
             if segment.id in self._with_backward or self._has_gradients_for(segment):
                 self._visit_backward(segment)
+        for micro_batch in self._micro_batches:
+            ends = micro_batch.pending.take_where(lambda node: leaf_of(node) is not None)
+            for (node, _), gradient in ends:
+                add_to_leaf(leaf_of(node), gradient)
         if any(len(one.pending) for one in self._micro_batches):
             raise ConfigError(
                 "gradients were left that belong to none of the micro-batches that got them",

@@ -6,7 +6,7 @@ movement. `BlockId` counts segments.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -65,6 +65,8 @@ class SegmentMap:
     """All segments in order: first, the blocks of each run, what lies between, last."""
 
     segments: tuple[Segment, ...]
+    unused: frozenset[str] = frozenset()
+    """Blocks that the traced forward has left out."""
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self.segments)
@@ -120,7 +122,8 @@ def segments_from_trace(model: torch.nn.Module, stretches: Sequence[Stretch]) ->
             plan.append((stretch.label, SegmentKind.REST, used))
         else:
             plan.append((stretch.block.name, SegmentKind.BLOCK, used))
-    return assign_segments(model, plan)
+    unused = {one.block.name for one in stretches if one.block is not None and not one.is_used}
+    return replace(assign_segments(model, plan), unused=frozenset(unused))
 
 
 def assign_segments(

@@ -99,6 +99,7 @@ class SegmentedModel:
             self._weights,
             self._device_types,
             [part for part in self._modules if part not in runners],
+            segments.unused,
         )
 
     def step(

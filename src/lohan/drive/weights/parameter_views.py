@@ -331,15 +331,22 @@ class Weights:
 
     def refuse_absent(self, tensor: torch.Tensor, what: str) -> None:
         """Raise if the tensor is a parameter that is offloaded."""
+        absence = self.absence(tensor, what)
+        if absence is not None:
+            raise absence
+
+    def absence(self, tensor: torch.Tensor, what: str) -> ScheduleError | None:
+        """What to say if the tensor is a parameter that is offloaded."""
         for own in self._sets:
             if own.is_absent(tensor):
                 names = own.names_like(tensor)
-                raise ScheduleError(
+                return ScheduleError(
                     f"weights of {own.name} ({' or '.join(names)}, shape {tuple(tensor.shape)}) "
                     f"are offloaded and are needed by {what}",
                     why="they are in place only where they were used when the model was traced; "
                     "those of a block only while it runs",
                     remedy="give a loss that reads weights to `attach` (loss_fn=, example=), which "
                     "finds out where; else use weights of a block inside it and return what is "
-                    "needed of them; switch off what leaves blocks out (layerdrop)",
+                    "needed of them",
                 )
+        return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from lohan.drive.micro_batch import LossFunction
@@ -171,6 +172,9 @@ class TracedModel:
         is_traced = self._description(make_inputs, point) == self._traced_with
         run = self.stretches if is_traced else self._run(make_inputs, point)
         if len(run) != len(self.stretches):
+            # It leaves a whole tower out, or uses one more. Planned is what was attached with.
+            run = self._run(self._make_inputs, point)
+        if len(run) != len(self.stretches):
             raise ConfigError(
                 f"the model ran through {len(run)} parts, and through {len(self.stretches)} when "
                 "it was attached",
@@ -195,10 +199,11 @@ class TracedModel:
             return (type(leaf), leaf) if isinstance(leaf, str | int | float | None) else object()
 
         with FakeTensorMode(allow_non_fake_inputs=True):
-            leaves, structure = tree_flatten(make_inputs(*point))
+            inputs = make_inputs(*point)
+        leaves, structure = tree_flatten(inputs)
         trained = [parameter.requires_grad for parameter in self._model.parameters()]
         settings = draw_setting(self._model, None)
-        return [settings, trained, structure, *map(one, leaves)]
+        return [settings, trained, structure, _is_padded(inputs), *map(one, leaves)]
 
 
 def _point(sizes: BatchSizes) -> tuple[int, int]:
@@ -206,27 +211,34 @@ def _point(sizes: BatchSizes) -> tuple[int, int]:
 
 
 def _like(example: Any, *, is_padded: bool) -> MakeInputs:
-    """Inputs like an example, of any batch and sequence length."""
+    """Inputs like an example, of any batch and sequence length: its rows again and again, their
+    last tokens too."""
 
     def make(batch: int, sequence: int) -> dict[str, Any]:
         def one(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
                 return leaf
-            size = list(leaf.shape)
-            if size[0] == num_rows:
-                size[0] = batch
-                if _is_tokens(leaf):
-                    size[1] = sequence
-            return torch.zeros(size, dtype=leaf.dtype, device="cpu")
+            leaf = leaf.detach()
+            # Without values it stays so.
+            leaf = leaf.cpu() if not leaf.is_meta else leaf
+            if leaf.shape[0] == num_rows:
+                leaf = leaf[torch.arange(batch, device=leaf.device) % num_rows]
+                if _is_tokens(leaf) and leaf.shape[1] == length:
+                    places = torch.arange(sequence, device=leaf.device)
+                    leaf = leaf[:, places.clamp(max=leaf.shape[1] - 1)]
+            return leaf.clone()
 
-        made: dict[str, Any] = tree_map(one, kept)
+        with _disable_current_modes():
+            made: dict[str, Any] = tree_map(one, kept)
         return made
 
     kept = dict(example)
-    num_rows = _num_rows([leaf for leaf in tensors_in(kept) if leaf.dim() >= 1])
-    if not is_padded:
+    # Other whole numbers in rows are sizes of pictures.
+    num_rows, length = _point(sizes_of([example]))
+    if is_padded and not _is_padded(example) and "attention_mask" in kept:
         # Models leave a mask that masks nothing out, and then run other operators.
-        kept.pop("attention_mask", None)
+        kept["attention_mask"] = kept["attention_mask"].clone()
+        kept["attention_mask"][:, -1] = 0
     return make
 
 

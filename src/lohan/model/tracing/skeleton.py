@@ -88,6 +88,12 @@ class Skeleton:
         """The copy of something that may hold the model, or parts of it (a loss function)."""
         return self._copies.of(value)
 
+    def others(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Tensors of the model that are no parameters, each with its fake."""
+        for original, made in self._fakes.values():
+            if not isinstance(original, nn.Parameter):
+                yield original, made
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """All fakes that stand for a tensor of the model."""
         for _, made in self._fakes.values():

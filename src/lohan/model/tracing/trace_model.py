@@ -12,6 +12,7 @@ runs between two lists (an encoder and a decoder) is a block of its own, a bridg
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lohan.errors import ConfigError
 from lohan.model.tracing.blocks import FoundBlock, find_blocks, structure_of
 from lohan.model.tracing.kept_contents import left_as_found
+from lohan.model.tracing.known_values import KnownValues, PythonValues
 from lohan.model.tracing.left_behind import MadeTensors
 from lohan.model.tracing.skeleton import Skeleton, replace_forward
 from lohan.model.tracing.trace_ops import (
@@ -75,6 +77,7 @@ class Stretch:
     inside: set[int] = field(default_factory=set)
     after: set[int] = field(default_factory=set)
     parameters: set[int] = field(default_factory=set)
+    is_used: bool = True
 
 
 class TraceableModel:
@@ -138,7 +141,7 @@ class TraceableModel:
             The model's blocks in the order they ran.
 
         Raises:
-            ConfigError: if it cannot run on fake tensors, leaves blocks out, or leaves fake tensors
+            ConfigError: if it cannot run on fake tensors, uses no block, or leaves fake tensors
                 behind.
         """
         how = _Run(make_inputs, point, call if call is not None else self._call, watch)
@@ -150,8 +153,14 @@ class TraceableModel:
         # The model looks into a mask. Then let it build masks in full, as it does for real ones.
         return self._run(how, is_as_if_real=False)
 
-    def _on_device(self, leaf: Any) -> Any:
-        return leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf
+    def _on_device(self, known: KnownValues, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        fake = torch.empty_like(leaf, device=self.device)
+        value = known.of(leaf)
+        if value is not None:
+            known.note(fake, value)
+        return fake
 
     def _run(self, how: "_Run", *, is_as_if_real: bool) -> list[Stretch]:
         made = MadeTensors()
@@ -173,9 +182,10 @@ class TraceableModel:
     ) -> list[Stretch] | None:
         """None if it must be run again with a copy of every block."""
         with self._mode:
-            inputs = tree_map(self._on_device, how.make_inputs(*how.point))
+            known = KnownValues(self.skeleton.others())
+            inputs = tree_map(partial(self._on_device, known), how.make_inputs(*how.point))
             made.note(tensors_in(inputs))
-            tracer = _Tracer(self, made)
+            tracer = _Tracer(self, made, known)
             hooks = torch.autograd.graph.saved_tensors_hooks(
                 tracer.recorder.keep_saved, lambda tensor: tensor
             )
@@ -188,7 +198,8 @@ class TraceableModel:
                     pretence,
                     torch.enable_grad(),
                 ):
-                    with fused, hooks, tracer.recorder, how.watch(inputs):
+                    values = PythonValues(known)
+                    with fused, values, hooks, tracer.recorder, how.watch(inputs):
                         result = how.call(self.skeleton.module, inputs)
                     with tracer.recorder:
                         tracer.finish(result)
@@ -210,7 +221,7 @@ class _Run:
 class _Tracer:
     """Follows the copy of a model from block to block through one run."""
 
-    def __init__(self, traceable: TraceableModel, made: MadeTensors) -> None:
+    def __init__(self, traceable: TraceableModel, made: MadeTensors, known: KnownValues) -> None:
         self._traceable = traceable
         self._skeleton = traceable.skeleton
         self._blocks = traceable.blocks
@@ -220,7 +231,7 @@ class _Tracer:
         # Kept: a forward may put others in their places, and no storage key may be used twice.
         self._buffers = list(self._skeleton.module.buffers())
         buffers = {storage_key(buffer) for buffer in self._buffers}
-        self.recorder = OperatorRecorder(parameters, buffers - parameters, made.note)
+        self.recorder = OperatorRecorder(parameters, buffers - parameters, made.note, known)
         self._lasting = parameters | buffers
         self.stretches = [Stretch(label="embedding", segment=self.recorder.segment)]
         # The first block of each kind, and for each of its outputs the input that stands in for it.
@@ -337,13 +348,29 @@ class _Tracer:
         self.recorder.is_backward = True
         with gradients_left(target):
             torch.autograd.backward(target, torch.ones_like(target))
-        missing = [block.name for block in self._blocks if block.name not in self._ran]
-        if missing:
+        self._add_unused()
+
+    def _add_unused(self) -> None:
+        """Blocks that did not run (a tower for pictures, and there are none) get their place: after
+        the one in front of them, or after the embedding."""
+        if not self._ran:
             raise ConfigError(
-                f"{len(missing)} of {len(self._blocks)} blocks never ran, {missing[0]} the first",
+                f"none of the {len(self._blocks)} blocks ran, {self._blocks[0].name} the first",
                 why="what the model needs cannot be told from a forward pass without them",
-                remedy="pass inputs that use the whole model",
+                remedy="pass inputs that use the model",
             )
+        ran = {one.block.list_name: one for one in self.stretches if one.block is not None}
+        after = 0
+        for block in self._blocks:
+            places = [n for n, one in enumerate(self.stretches) if one.block is block]
+            if places:
+                # What follows the last block of a list that ran is a rest, with weights of its own.
+                is_last = ran[block.list_name].block is block
+                after = 0 if is_last else places[0]
+                continue
+            after += 1
+            unused = Stretch(label=block.list_name, segment=Segment(), block=block, is_used=False)
+            self.stretches.insert(after, unused)
 
     def assign_parameters(self) -> bool:
         """Give every stretch the ids of the original parameters it uses, the unused ones too; tell

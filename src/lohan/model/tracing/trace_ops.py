@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from lohan.errors import ConfigError
 from lohan.model.tracing.flops import flops_of
+from lohan.model.tracing.known_values import KnownValues
 
 _ATEN = torch.ops.aten
 _ASK = _ATEN._local_scalar_dense.default
@@ -153,10 +154,12 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unus
         parameter_keys: set[int],
         buffer_keys: set[int],
         on_made: Callable[[list[torch.Tensor]], None] = lambda _: None,
+        known: KnownValues | None = None,
     ) -> None:
         """`on_made` is told of every tensor that an operator returns."""
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._on_made = on_made
+        self.known = known if known is not None else KnownValues()
         self.segment = Segment()
         self.path: list[str] = []
         self.is_backward = False
@@ -172,12 +175,11 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unus
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        answer: Any
-        if func is _ASK:
-            answer = self._ordinary_answer(args[0])
-        else:
-            answer = _ordinary_counts(*args, **kwargs) if func is _COUNT else None
-        result = func(*args, **kwargs) if answer is None else answer
+        answer: Any = None
+        if func in (_ASK, _COUNT) and self.known.of(args[0]) is None:
+            ordinary = self._ordinary_answer if func is _ASK else _ordinary_counts
+            answer = ordinary(*args, **kwargs)
+        result = self.known.run(func, args, kwargs) if answer is None else answer
         self._on_made(tensors_in(result))
         if is_counted(func):
             self._alive.extend(tensors_in(result))
@@ -191,6 +193,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unus
     def forget(self) -> None:
         """Let go of the tensors. Graphs that no backward went through hold this object too."""
         self._alive.clear()
+        self.known.forget()
 
     def keep_saved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note that autograd keeps this tensor (a pack hook). A block's input is not its output."""
@@ -201,7 +204,11 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unus
         self.segment.saves_parameters |= storage_key(tensor) in self._parameter_keys
         # Not the tensor itself: where it is an output, it and its operator would hold each other.
         with _disable_current_modes():
-            return tensor.detach()
+            kept = tensor.detach()
+        value = self.known.of(tensor)
+        if value is not None:
+            self.known.note(kept, value)
+        return kept
 
     def _note_kept(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         """Note what backward code reads of the forward without having saved it by autograd's rules:

@@ -74,7 +74,7 @@ def test_masks_of_padded_batches_are_counted() -> None:
     ("change", "num_runs"),
     [
         ({}, 0),
-        ({"attention_mask": torch.ones(2, 16, dtype=torch.long)}, 0),
+        ({"attention_mask": torch.ones(2, 16, dtype=torch.long)}, 1),
         ({"attention_mask": torch.zeros(2, 16, dtype=torch.long)}, 1),
         ({"input_ids": torch.zeros(2, 20, dtype=torch.long)}, 1),
         ({"output_attentions": False}, 1),

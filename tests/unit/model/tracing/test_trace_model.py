@@ -214,6 +214,18 @@ class Skipping(Model):
         return self.head(self.blocks[0](self.embed(input_ids))).mean()
 
 
+class UsesNone(Model):
+    def forward(self, input_ids):
+        return self.head(self.embed(input_ids)).mean()
+
+
+def test_blocks_that_do_not_run_have_weights_and_nothing_to_compute():
+    shape = shape_of(Skipping(mixes(3)))
+    unused = [block for block in shape.blocks if block.num_parameters and not block.operators]
+    assert len(unused) == 2
+    assert len({block.num_parameters for block in unused}) == 1
+
+
 class Rounding(Model):
     def forward(self, input_ids):
         x = self.embed(input_ids)
@@ -248,7 +260,7 @@ class Detached(Model):
     ("kind", "message"),
     [
         (Reused, "block blocks.0 runs twice"),
-        (Skipping, "2 of 3 blocks never ran, blocks.1 the first"),
+        (UsesNone, "none of the 3 blocks ran, blocks.0 the first"),
         (Rounding, "does not grow in a known way: .* at batch 2 and length 16"),
         (Choosing, "the list of operators of 'head' changes with the batch or the sequence"),
         (Strange, "it is not known what to call Strange with: its forward takes words"),
