@@ -26,6 +26,15 @@ def test_a_run_that_is_refused_early_leaves_no_folder(place: pathlib.Path) -> No
     assert (place / "out").is_dir()
 
 
+def test_links_with_the_names_of_our_files_are_not_followed(place: pathlib.Path) -> None:
+    (place / "treasure").write_text("mine")
+    (place / "out").mkdir()
+    for name in (".lohan-probe", ".lohan-reserved"):
+        (place / "out" / name).symlink_to(place / "treasure")
+    assert train(place).exit_code == 0
+    assert (place / "treasure").read_text() == "mine"
+
+
 def _everything_in(place: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.relative_to(place) for path in place.rglob("*"))
 

@@ -4,7 +4,6 @@ Owns opening and closing them in the right order, and undoing what fails half-wa
 the engine asks it for what a plan needs.
 """
 
-import contextlib
 import math
 import os
 import secrets
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from lohan.closing import Closing
 from lohan.device.device import Device
 from lohan.drive import SegmentMap, segments_from_trace
 from lohan.drive.captured.graphs import Captures
@@ -228,8 +228,7 @@ class RunSetup:
 
     def close(self, *, should_delete: bool) -> None:
         """Let everything go; delete the run if asked."""
-        with contextlib.ExitStack() as stack:
-            # Backwards, and all of them, whichever fails.
+        with Closing() as stack:
             if self.options.owns_device:
                 stack.callback(self.device.close)
             stack.callback(self.io.close)

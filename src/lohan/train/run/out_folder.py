@@ -14,7 +14,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lohan.durable_files import new_file
 from lohan.errors import ConfigError
+from lohan.held_locks import hold, let_go
 from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.run.disk_reservation import RESERVED_NAME
 from lohan.train.run.resume_point import read_run
@@ -91,7 +93,7 @@ def _make_writable(out: pathlib.Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".lohan-probe"
-        probe.write_bytes(b"")
+        os.close(new_file(probe))
         probe.unlink()
     except OSError as error:
         raise storage_error(
@@ -107,7 +109,7 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
         ConfigError: another process, or another trainer of this one, is at work there.
         StorageError: it cannot be locked.
     """
-    descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = hold(os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +127,7 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
                 ) from None
         yield
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def _tables_of(out: pathlib.Path) -> set[pathlib.Path]:
