@@ -145,9 +145,11 @@ def check_places(written: Mapping[str, Setting]) -> None:
         StorageError: an SSD directory cannot be used.
     """
     from lohan.ssd import check_directories
-    from lohan.train.data.row_files import check_file
+    from lohan.train.data.row_files import check_file, refuse_other_bytes
     from lohan.train.weights.model_places import local_place
 
+    for key in ("model", "out"):
+        refuse_other_bytes(_text(written[key], key), key)
     local_place(_text(written["model"], "model"))
     for key in ("data", "eval_data"):
         for path in _paths(written[key], key) if key in written else ():
@@ -236,7 +238,7 @@ def _read_file(path: pathlib.Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read", why=str(error), remedy=remedy) from error
     try:
         found = yaml.load(text, Loader=_strict_loader())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} is not YAML", why=_one_line(error), remedy=remedy) from error
     if found is None:
         return {}
@@ -254,7 +256,8 @@ def _strict_loader() -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            keys = [self.construct_object(key, deep=True) for key in own]
             for key in keys:
                 if keys.count(key) > 1:
                     raise yaml.constructor.ConstructorError(
@@ -339,7 +342,7 @@ def _as_yaml(text: str) -> Any:
 
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError):
         return text
     # Only what a text cannot say by itself; numbers and truths are read by their field's type.
     return found if isinstance(found, dict | list) or found is None else text
