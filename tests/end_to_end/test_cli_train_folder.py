@@ -26,12 +26,17 @@ def test_a_run_that_is_refused_early_leaves_no_folder(place: pathlib.Path) -> No
     assert (place / "out").is_dir()
 
 
-def test_links_with_the_names_of_our_files_are_not_followed(place: pathlib.Path) -> None:
+def test_leftovers_go_and_links_with_the_names_of_our_files_are_not_followed(
+    place: pathlib.Path,
+) -> None:
     (place / "treasure").write_text("mine")
     (place / "out").mkdir()
     for name in (".lohan-probe", ".lohan-reserved"):
         (place / "out" / name).symlink_to(place / "treasure")
+    left = place / "out" / ".out.partial-0badcafe"
+    left.mkdir()  # by a process that was killed while it wrote its model
     assert train(place).exit_code == 0
+    assert not left.exists()
     assert (place / "treasure").read_text() == "mine"
 
 

@@ -56,11 +56,11 @@ def read_rows(path: pathlib.Path) -> Iterator[Row]:
         )
 
 
-def refuse_other_bytes(path: str, key: str) -> None:
+def refuse_other_bytes(path: str) -> None:
     """Refuse a path that is not UTF-8 where libraries are given it."""
     if path != path.encode(errors="replace").decode():
         raise ConfigError(
-            f"{key} is {os.fsencode(path)!r}",
+            f"the path {os.fsencode(path)!r} is not UTF-8",
             why="libraries that read and write there take paths in UTF-8 only",
             remedy="rename it, or make a link to it whose path is UTF-8",
         )

@@ -148,13 +148,14 @@ def check_places(written: Mapping[str, Setting]) -> None:
     from lohan.train.data.row_files import check_file, refuse_other_bytes
     from lohan.train.weights.model_places import local_place
 
-    for key in ("model", "out"):
-        refuse_other_bytes(_text(written[key], key), key)
+    ssd = _offload_of(written).ssd
+    for path in (_text(written["model"], "model"), _text(written["out"], "out"), *ssd):
+        refuse_other_bytes(path)
     local_place(_text(written["model"], "model"))
     for key in ("data", "eval_data"):
         for path in _paths(written[key], key) if key in written else ():
             check_file(pathlib.Path(path))
-    check_directories(_offload_of(written).ssd)
+    check_directories(ssd)
 
 
 def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
