@@ -27,10 +27,14 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 def write_new(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file of a name that is ours, durably. May block: yes."""
-    with open(new_file(path), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = new_file(path)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def new_file(path: str | os.PathLike[str]) -> int:

@@ -28,10 +28,17 @@ def memory(run: RunFiles) -> list[dict[str, object]]:
         lines = [line for line in both if line[0] != _BUDGET] + [(_BUDGET, budget)]
         by_tier = {Tier.RAM: lines, **by_tier}
     names = {Tier.RAM: "RAM, with what would lie on a GPU"} if is_one else {}
-    return [
-        _tier(tier, lines, facts.peak_bytes(run, tier), name=names.get(tier, tier.value))
+    bars = {
+        tier: _tier(tier, lines, facts.peak_bytes(run, tier), name=names.get(tier, tier.value))
         for tier, lines in by_tier.items()
-    ]
+    }
+    process = facts.number_in(run.summary, "process_peak_bytes")
+    if process is not None and Tier.RAM in bars:
+        bars[Tier.RAM]["verdict"] = (
+            f"{bars[Tier.RAM]['verdict']}; the process {format_bytes(round(process))} with Python, "
+            "its libraries and what they keep"
+        )
+    return list(bars.values())
 
 
 def _ledger(plan: Mapping[str, object] | None) -> dict[Tier, list[tuple[str, int]]]:
