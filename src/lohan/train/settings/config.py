@@ -244,10 +244,8 @@ def _read_file(path: pathlib.Path) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(
-            f"{path} holds no settings", why="lines of the form key: value are expected",
-            remedy=remedy,
-        )  # fmt: skip
+        why = "lines of the form key: value are expected"
+        raise ConfigError(f"{path} holds no settings", why=why, remedy=remedy)
     return found
 
 
@@ -257,7 +255,7 @@ def _strict_loader() -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            own = (key for key, _ in node.value if not key.tag.endswith(":merge"))
             keys = [self.construct_object(key, deep=True) for key in own]
             for key in keys:
                 if keys.count(key) > 1:
