@@ -18,7 +18,15 @@ SOURCE = pathlib.Path(__file__).parents[1] / "src" / "lohan"
 # `simulate.answers`.
 ORDER = [
     {"vocabulary", "errors", "_native"},
-    {"units", "whole_file", "durable_files", "working_folder", "matrix_tiles"},
+    {
+        "units",
+        "whole_file",
+        "durable_files",
+        "working_folder",
+        "matrix_tiles",
+        "closing",
+        "held_locks",
+    },
     {"fields"},
     {"trace"},
     {"hardware", "model.tracing"},

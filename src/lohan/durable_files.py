@@ -4,6 +4,7 @@ Owns the order of write, fsync and rename. Used for everything a resume relies o
 private to the user.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -19,15 +20,31 @@ _HERE, _EXCHANGE = -100, 2
 def write_text(path: pathlib.Path, text: str) -> None:
     """Replace a file in one instant. May block: yes, on the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8", opener=_private) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_new(temporary, text.encode())
     os.replace(temporary, path)
     sync_directory(path.parent)
 
 
-def _private(path: str, flags: int) -> int:
+def write_new(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file of a name that is ours, durably. May block: yes."""
+    descriptor = new_file(path)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def new_file(path: str | os.PathLike[str]) -> int:
+    """Make an empty file of a name that is ours, private and never through a link.
+
+    What has the name, a leftover or a link that somebody put there, goes; its target stays.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, 0o600)
 
 
@@ -43,11 +60,7 @@ def publish_directory(temporary: pathlib.Path, path: pathlib.Path) -> None:
     two names. Where it cannot, a crash may leave the former one under another name for a moment;
     `restore_directory` puts it back. May block: yes, on the disk.
     """
-    for folder, _, names in os.walk(temporary):
-        for name in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                os.fsync(file.fileno())
-        sync_directory(pathlib.Path(folder))
+    sync_tree(temporary)
     doomed = _former(path)
     if not path.exists():
         # What is whole under another name outlives this rename.
@@ -61,6 +74,15 @@ def publish_directory(temporary: pathlib.Path, path: pathlib.Path) -> None:
         os.rename(temporary, path)
     sync_directory(path.parent)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sync_tree(path: pathlib.Path) -> None:
+    """Make all files of a directory and below durable, with their names. May block: yes."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(pathlib.Path(folder))
 
 
 def restore_directory(path: pathlib.Path) -> None:
@@ -92,9 +114,9 @@ def exchange_names(one: pathlib.Path, other: pathlib.Path) -> bool:
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
-def sync_directory(path: pathlib.Path) -> None:
+def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

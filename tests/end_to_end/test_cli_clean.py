@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lohan.cli import app
+from lohan.train.run.out_folder import locked_folder
+from lohan.train.run.resume_point import RunRecord
 from support.command_line import run_lohan
 from support.left_runs import held_elsewhere, leave_run
 from support.state_stores import make_directories
@@ -149,3 +151,25 @@ def test_without_a_directory_it_says_what_is_missing() -> None:
     ran = run_lohan("clean")
     assert ran.exit_code == 2
     assert "--ssd" in ran.stderr
+
+
+def test_what_a_killed_process_left_in_the_output_folder_goes_with_the_run(
+    ssds: list[pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    folders = {name: tmp_path / name for name in ("out", "others")}
+    for name, out in folders.items():
+        (out / f".{name}.partial-0badcafe").mkdir(parents=True)
+        (out / ".lohan-reserved").write_bytes(b"")
+        (out / "notes.txt").write_text("mine")
+        leave_run(ssds, f"run-{name}", metadata={"user": {"out": str(out)}})
+    RunRecord(run_id="run-out", ssd=()).write(folders["out"])
+    RunRecord(run_id="a-later-one", ssd=()).write(folders["others"])
+    for name in folders:
+        assert run_lohan(*words(ssds, "--remove", f"run-{name}", "--yes")).exit_code == 0
+    assert {path.name for path in folders["out"].iterdir()} == {"_lohan", "notes.txt"}
+    assert len(list(folders["others"].iterdir())) == 4
+    leave_run(ssds, "run-out", metadata={"user": {"out": str(folders["out"])}})
+    with locked_folder(folders["out"]):
+        ran = run_lohan(*words(ssds, "--remove", "run-out", "--yes"))
+    assert ran.exit_code == 0
+    assert "another process is training into" in ran.stdout

@@ -287,3 +287,32 @@ def test_file_that_fails_while_written_leaves_the_old_one(
         write_text(path, "new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "/other/run.json"), ["/other/run.json", "own"]),
+        (OSError(28, "No space left on device"), ["standard output", "space"]),
+        (MemoryError(), ["no more memory (MemoryError)", "ulimit -v"]),
+        (RuntimeError("could not create a primitive"), ["no more memory", "primitive"]),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ["DefaultCPUAllocator"]),
+    ],
+)
+def test_what_the_system_refuses_is_told_without_a_traceback(
+    error: Exception, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lohan.train.run.checking.check_directory", fail)
+    assert_refused(run_lohan("check", "/other"), *words)
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr("lohan.train.run.checking.check_directory", fail)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run_lohan("check", "/other")

@@ -1,13 +1,18 @@
 """The output folder of `lohan train`: whose it is, and what a refused run leaves there."""
 
+import errno
 import fcntl
 import os
 import pathlib
+import signal
+import sys
+import types
 from typing import Any
 
 import pytest
 
 from lohan.errors import DoesNotFit
+from lohan.train.trainer.saving import SavingMixin
 from support import tiny_chat
 from support.small_training import make_place, train
 
@@ -24,6 +29,20 @@ def test_a_run_that_is_refused_early_leaves_no_folder(place: pathlib.Path) -> No
     (place / "out").mkdir()
     assert train(place).exit_code == 2
     assert (place / "out").is_dir()
+
+
+def test_leftovers_go_and_links_with_the_names_of_our_files_are_not_followed(
+    place: pathlib.Path,
+) -> None:
+    (place / "treasure").write_text("mine")
+    (place / "out").mkdir()
+    for name in (".lohan-probe", ".lohan-reserved"):
+        (place / "out" / name).symlink_to(place / "treasure")
+    left = place / "out" / ".out.partial-0badcafe"
+    left.mkdir()  # by a process that was killed while it wrote its model
+    assert train(place).exit_code == 0
+    assert not left.exists()
+    assert (place / "treasure").read_text() == "mine"
 
 
 def _everything_in(place: pathlib.Path) -> list[pathlib.Path]:
@@ -60,6 +79,57 @@ def test_a_resume_that_is_refused_leaves_the_configuration_of_the_run(place: pat
         assert train(place, "--resume", **changes).exit_code == 2
         after = {path: path.read_bytes() for path in (place / "out").rglob("*") if path.is_file()}
         assert after == before
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
+)
+def test_a_signal_while_the_first_states_are_written_leaves_nothing(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, exit_code: int
+) -> None:
+    taken = []
+
+    def attach(model: Any, optimizer: Any, options: Any, first: Any) -> None:
+        for name, _ in first.weights:
+            taken.append(name)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach)
+    done = train(place)
+    assert (done.exit_code, len(taken)) == (exit_code, 1)
+    assert "stopped before training began" in done.stdout
+    assert not (place / "out").exists()
+
+
+def test_what_a_run_says_cannot_stop_it(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        print("before")
+        with open("/dev/full", "w") as full:
+            monkeypatch.setattr(sys.stdout, "_stream", full)
+            print("during", flush=True)
+        monkeypatch.undo()
+
+    monkeypatch.setattr("lohan.train.fine_tune.run_training", run)
+    done = train(place)
+    assert (done.exit_code, done.stdout) == (0, "before\n")
+    assert "No space left on device" in done.stderr
+
+
+def test_closing_lets_go_of_the_engine_although_the_folder_cannot_be_written() -> None:
+    closed = []
+
+    def refuse() -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    trainer: Any = types.SimpleNamespace(
+        _reservation=types.SimpleNamespace(release=refuse),
+        _engine=types.SimpleNamespace(close=lambda: closed.append("engine")),
+    )
+    with pytest.raises(OSError, match="Read-only"):
+        SavingMixin.close(trainer)
+    assert closed == ["engine"]
 
 
 def test_room_for_archives_of_all_epochs_is_asked_for_before_states_are_written(

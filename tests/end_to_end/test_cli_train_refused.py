@@ -121,6 +121,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
         ("max_length", "-5"),
         ("gradient_accumulation_steps", "0"),
         ("per_device_train_batch_size", "0"),
+        ("dataloader_num_workers", "-1"),
         ("save_steps", "-1"),
         ("learning_rate", "-1"),
         ("adam_beta1", "1.5"),

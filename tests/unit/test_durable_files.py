@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from lohan import durable_files
-from lohan.durable_files import exchange_names, publish_directory, restore_directory
+from lohan.durable_files import (
+    exchange_names,
+    publish_directory,
+    restore_directory,
+    write_text,
+)
 from lohan.train.run import resume_point
 
 FILES = ("a", "b")
@@ -111,3 +116,12 @@ def test_what_killed_saves_left_is_removed_by_the_next_save(tmp_path: pathlib.Pa
     (tmp_path / ".checkpoint-2.tmp" / "states").mkdir()
     resume_point.remove_old(tmp_path, newest=tmp_path / "checkpoint-4", save_total_limit=None)
     assert os.listdir(tmp_path) == ["checkpoint-4"]
+
+
+def test_a_link_with_the_name_of_a_temporary_file_is_not_followed(tmp_path: pathlib.Path) -> None:
+    treasure = tmp_path / "treasure"
+    treasure.write_text("mine")
+    (tmp_path / ".run.json.tmp").symlink_to(treasure)
+    write_text(tmp_path / "run.json", "{}")
+    assert treasure.read_text() == "mine"
+    assert (tmp_path / "run.json").read_text() == "{}"

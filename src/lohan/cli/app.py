@@ -5,6 +5,7 @@ meant or met (every LohanError, and wrong usage). Commands import what they comp
 run, so that help answers at once.
 """
 
+import errno
 import gc
 import os
 import sys
@@ -30,9 +31,11 @@ from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate
 from lohan.cli.train import train
 from lohan.cli.verify import verify
-from lohan.errors import LohanError, missing_package
+from lohan.errors import HardwareError, LohanError, missing_package
 
 EXIT_ERROR = 2
+# How torch and oneDNN say it.
+_WITHOUT_MEMORY = ("allocate memory", "could not create a primitive", "can't start new thread")
 # Plans and schedules are many small objects that live until the command ends.
 _GC_THRESHOLD = 500_000
 
@@ -46,9 +49,35 @@ class _Commands(TyperGroup):
         except ModuleNotFoundError as error:
             show_error(missing_package(error))
             raise typer.Exit(EXIT_ERROR) from error
-        except LohanError as error:
-            show_error(error)
+        except (LohanError, OSError, MemoryError, RuntimeError) as error:
+            told = _as_told(error)
+            if told is None:
+                raise
+            show_error(told)
             raise typer.Exit(EXIT_ERROR) from error
+
+
+def _as_told(error: Exception) -> LohanError | None:
+    """What a command failed with in our words, where the system refused it; None: a mistake."""
+    if isinstance(error, LohanError):
+        return error
+    if isinstance(error, OSError):
+        from lohan.ssd.engines.storage_errors import storage_error
+
+        if error.errno in (None, errno.EPIPE):  # of a network; of a reader that has enough
+            return None
+        path = str(error.filename or "standard output")
+        return storage_error("a file cannot be used", error.errno, path=path)
+    said = " ".join(str(error).split())[:300]
+    if not isinstance(error, MemoryError) and not any(words in said for words in _WITHOUT_MEMORY):
+        return None
+    where = "".join(f"; {note}" for note in getattr(error, "__notes__", ())[:1])
+    return HardwareError(
+        f"the system gave no more memory ({said or type(error).__name__}{where})",
+        why="a limit of this process (`ulimit -v`, a container's) or of the machine is reached",
+        remedy="raise the limit, or lower what is used: --ram, --gpu, a smaller micro-batch or a "
+        "shorter max_length; what was sealed stays",
+    )
 
 
 def show_error(error: LohanError) -> None:

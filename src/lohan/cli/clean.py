@@ -140,8 +140,9 @@ def _remove(
     as_json: bool,
 ) -> None:
     from lohan.cli.tables.output import console, print_json
-    from lohan.errors import ConfigError
+    from lohan.errors import ConfigError, LohanError
     from lohan.store import refuse_removal, remove_left_run
+    from lohan.train.run.out_folder import clear_folder_of
     from lohan.units import format_bytes
 
     runs = [_named(found, name) for name in dict.fromkeys(names)]
@@ -159,6 +160,12 @@ def _remove(
         if not is_sure:
             _confirm(run)
         done = remove_left_run(run, is_incomplete_fine=is_incomplete_fine)
+        not_cleared = ""
+        try:
+            if run.out is not None:
+                clear_folder_of(run.run_id, pathlib.Path(run.out))
+        except (LohanError, OSError) as error:  # the states are removed, whatever is there
+            not_cleared = f"note: {run.out} may hold space and half a model: {error}"
         left = [*done.left, *run.missing]
         removed.append(
             {"run_id": run.run_id, "removed_bytes": done.removed_bytes, "left_directories": left}
@@ -167,6 +174,8 @@ def _remove(
             continue
         shown = console()
         shown.print(f"removed run {run.run_id}: {format_bytes(done.removed_bytes)} freed")
+        if not_cleared:
+            shown.print(not_cleared, soft_wrap=True)
         for path in done.left:
             shown.print(f"note: {path} stays: other files are in it", soft_wrap=True)
         for path in run.missing:

@@ -93,6 +93,7 @@ def train(
     --max_length 2048), see docs/configuration.md. Exit code 0: done. 2: an error, nothing sealed
     is lost. 130 or 143: stopped by Ctrl-C or SIGTERM after a seal; go on with --resume.
     """
+    from lohan.cli.tables.lasting_output import lasting_output
     from lohan.cli.tables.output import console
 
     path, overrides = read_extra_args(ctx.args)
@@ -114,7 +115,8 @@ def train(
         return
     from lohan.train.fine_tune import run_training
 
-    run_training(config, resume=resume_from or resume, console=console(), is_dry=dry_run)
+    with lasting_output():
+        run_training(config, resume=resume_from or resume, console=console(), is_dry=dry_run)
 
 
 def _of_the_run(path: str | None, out: str | None) -> tuple[str | None, str | None]:

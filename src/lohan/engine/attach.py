@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import UninitializedParameter
 
+from lohan.closing import Closing
 from lohan.device import open_device
 from lohan.device.device import Device
 from lohan.engine.engine import Engine
@@ -78,7 +79,7 @@ def attach_engine(
     budgets = Budgets(
         ram_bytes=options.ram_bytes, gpu_bytes=options.gpu_bytes, writes=options.write_limit
     )
-    with contextlib.ExitStack() as undo:
+    with Closing() as undo:
         device, options = _open_device(options, undo)
         if device.shares_ram:
             bound_held_memory(budgets.ram_bytes + (budgets.gpu_bytes or 0))
@@ -179,7 +180,7 @@ def attach_engine(
     return engine
 
 
-def _open_device(options: Options, undo: contextlib.ExitStack) -> tuple[Device, Options]:
+def _open_device(options: Options, undo: Closing) -> tuple[Device, Options]:
     """The device, and who closes it."""
     if options.device is None or isinstance(options.device, str):
         opened = open_device(options.device, memory_bytes=options.gpu_bytes)
@@ -206,7 +207,7 @@ def _new_states(
     values: Iterable[tuple[str, torch.Tensor]],
     first: FirstStates,
     buffers: ModelBuffers,
-    undo: contextlib.ExitStack,
+    undo: Closing,
 ) -> StateStore:
     """Reserve room for states and for what the plan swaps, write the states, seal them."""
     directories, io, drives, known, options = places

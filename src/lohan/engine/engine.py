@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 
+from lohan.closing import Closing
 from lohan.drive import LossFunction
 from lohan.engine.engine_life import EngineLife
 from lohan.engine.loss import LossScale, loss_weights
@@ -174,10 +175,9 @@ class Engine:
         """End the run. What was sealed stays on SSD unless `should_delete`. Twice is fine."""
         if not self._life.close():
             return
-        try:
+        with Closing() as stack:
+            stack.callback(self._setup.close, should_delete=should_delete)
             self._stop_running(should_finish=False)
-        finally:
-            self._setup.close(should_delete=should_delete)
 
     def __enter__(self) -> Self:
         return self

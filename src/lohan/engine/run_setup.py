@@ -4,17 +4,17 @@ Owns opening and closing them in the right order, and undoing what fails half-wa
 the engine asks it for what a plan needs.
 """
 
-import contextlib
 import math
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
+from lohan.closing import Closing
 from lohan.device.device import Device
 from lohan.drive import SegmentMap, segments_from_trace
 from lohan.drive.captured.graphs import Captures
@@ -58,6 +58,7 @@ _FORMATS = {
     torch.float16: ComputeFormat.FP16,
     torch.float32: ComputeFormat.BF16,
 }
+_PIECE_ELEMENTS = 1 << 20  # checked at once: what that takes is outside of all budgets
 _COMPUTE = {ComputeFormat.BF16: torch.bfloat16, ComputeFormat.FP16: torch.float16}
 
 
@@ -228,8 +229,7 @@ class RunSetup:
 
     def close(self, *, should_delete: bool) -> None:
         """Let everything go; delete the run if asked."""
-        with contextlib.ExitStack() as stack:
-            # Backwards, and all of them, whichever fails.
+        with Closing() as stack:
             if self.options.owns_device:
                 stack.callback(self.device.close)
             stack.callback(self.io.close)
@@ -331,10 +331,11 @@ def initial_tensors(
     """First values of all parameters: given ones, or those the model has.
 
     Raises:
-        ConfigError: the model is on meta, or an engine took its values, and none are given.
+        ConfigError: the model is on meta, or an engine took its values, and none are given; or
+            (as values come) one has NaNs or infinities.
     """
     if weights is not None:
-        return weights
+        return _finite(model, weights)
     offloaded = [name for name, parameter in model.named_parameters() if is_offloaded(parameter)]
     if offloaded:
         raise ConfigError(
@@ -352,4 +353,29 @@ def initial_tensors(
             why="they have no values to start from",
             remedy="pass weights=, an iterable of (name, tensor), or a model with data",
         )
-    return ((name, parameter.detach().cpu()) for name, parameter in model.named_parameters())
+    own = ((name, parameter.detach().cpu()) for name, parameter in model.named_parameters())
+    return _finite(model, own)
+
+
+def _finite(
+    model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Values as they come; none that every step would stumble over.
+
+    Raises:
+        ConfigError: a tensor has NaNs, or one that is trained infinities; it is named.
+    """
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    for name, tensor in weights:
+        pieces = tensor.detach().reshape(-1).split(_PIECE_ELEMENTS)
+        num_nan = sum(int(piece.isnan().sum()) for piece in pieces)
+        num_infinite = sum(int(piece.isinf().sum()) for piece in pieces)
+        if num_nan or (num_infinite and name not in frozen):
+            raise ConfigError(
+                f"of the {tensor.numel()} values of the tensor {name} {num_nan} are NaN and "
+                f"{num_infinite} infinite",
+                why="no loss and no gradient that they reach would be a number",
+                remedy="copy the model again, or start from another one: this one is damaged, or "
+                "its training had failed",
+            )
+        yield name, tensor

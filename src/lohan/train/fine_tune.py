@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lohan.closing import Closing
 from lohan.engine.planning.plan_run import PlannedRun
 from lohan.errors import ConfigError, LohanError, LohanWarning
 from lohan.simulate.quick import quick_step
@@ -25,9 +26,11 @@ from lohan.ssd.engines.storage_errors import storage_error
 from lohan.train.data.dataset import TrainingRows, load_rows, refuse_missing_template
 from lohan.train.data.preview import explained_rows
 from lohan.train.data.tokenizing import load_tokenizer
+from lohan.train.data.whole_tables import whole_tables
 from lohan.train.run.disk_reservation import Reservation, needed_bytes
 from lohan.train.run.out_folder import TABLES_FOLDER, HeldFolder, held_folder
 from lohan.train.run.run_files import AcceptedRun
+from lohan.train.run.signals import stop_on_signals
 from lohan.train.run.writes import planned_steps
 from lohan.train.settings.arguments import make_arguments, refuse_unsupported
 from lohan.train.settings.config import TrainConfig
@@ -69,6 +72,7 @@ def run_training(
     out = pathlib.Path(config.out)
     with (
         contextlib.suppress(_DryRunEnded),
+        stop_on_signals(is_at_once=True),  # until there are steps, which the trainer finishes
         held_folder(out, is_resuming=bool(resume)) as held,
     ):
         return _run(
@@ -104,6 +108,7 @@ def _run(
         tables.mkdir(exist_ok=True)
         tables.chmod(PRIVATE_MODE)  # those of older releases were open to others
         private.enter_context(private_files())  # the rows are copied there, also by TRL
+        private.enter_context(whole_tables(tables))
         text_column = config.arguments.get("dataset_text_field")
         rows = load_rows(config.data, cache=tables / "train", text_column=text_column)
         refuse_missing_template(rows, tokenizer, config.model)
@@ -134,44 +139,49 @@ def _run(
     if is_dry:
         trainer.on_planned = lambda planned: _end_dry_run(trainer, planned, progress)
     trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
-    try:
-        trainer.train(resume_from_checkpoint=resume)
-        if args.push_to_hub:
-            _push(trainer, out)
-        else:
-            trainer.save_model(str(out))
-        console.print(
-            f"done after {trainer.state.global_step} steps; "
-            f"{format_bytes_decimal(trainer.written_bytes)} written to SSD; model in {out}",
-            soft_wrap=True,
-        )
-    except OSError as error:
-        raise storage_error(
-            "a file of the run cannot be written",
-            error.errno or errno.EIO,
-            path=str(error.filename or out),
-        ) from error
-    except (KeyboardInterrupt, SystemExit):
-        if trainer.stop_request.is_set:
+    with Closing() as closing:
+        closing.callback(trainer.close)
+        closing.callback(progress.close)
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+            if args.push_to_hub:
+                _push(trainer, out)
+            else:
+                trainer.save_model(str(out))
             console.print(
-                f"stopped and sealed at step {trainer.state.global_step}; continue with "
-                f"lohan train {out} --resume",
+                f"done after {trainer.state.global_step} steps; "
+                f"{format_bytes_decimal(trainer.written_bytes)} written to SSD; model in {out}",
                 soft_wrap=True,
             )
-        raise
-    except LohanError:
-        if trainer.sealed_step is not None:
-            console.print(
-                f"the states of run {trainer.engine.run_id} are sealed at step "
-                f"{trainer.sealed_step} and stay; continue with lohan train {out} --resume, or "
-                "remove them with lohan clean",
-                soft_wrap=True,
-            )
-        raise
-    finally:
-        progress.close()
-        trainer.close()
+        except BaseException as error:
+            console.print(_what_stays(trainer, out, error), soft_wrap=True, end="")
+            if not isinstance(error, OSError):
+                raise
+            raise storage_error(
+                "a file of the run cannot be written",
+                error.errno or errno.EIO,
+                path=str(error.filename or out),
+            ) from error
     return out
+
+
+def _what_stays(trainer: Any, out: pathlib.Path, error: BaseException) -> str:
+    """A line on what can be gone on from; none where there is nothing to say."""
+    if isinstance(error, _DryRunEnded):
+        return ""
+    if isinstance(error, KeyboardInterrupt | SystemExit) and trainer.stop_request.is_set:
+        if trainer.sealed_step is None:
+            return "stopped before training began: nothing of it is left behind\n"
+        return (
+            f"stopped and sealed at step {trainer.state.global_step}; continue with "
+            f"lohan train {out} --resume\n"
+        )
+    if trainer.sealed_step is None:
+        return ""
+    return (
+        f"the states of run {trainer.engine.run_id} are sealed at step {trainer.sealed_step} and "
+        f"stay; continue with lohan train {out} --resume, or remove them with lohan clean\n"
+    )
 
 
 def _end_dry_run(trainer: Any, planned: PlannedRun, progress: Any) -> None:

@@ -12,7 +12,8 @@ OUT/_lohan (in OUT itself, where an older release made them):
     machine.json           `Machine.to_json`
     summary.json           written when a run ends; used, where they are there: model, status,
                            num_steps, total_steps, seconds, predicted_seconds, read_bytes,
-                           written_bytes, peak_bytes (by tier), versions (by name)
+                           written_bytes, peak_bytes (by tier), process_peak_bytes,
+                           versions (by name)
 
 Bytes and seconds in the log are those of one step, at the step they are logged for.
 """

@@ -18,9 +18,27 @@ _MOST_LINES = 40
 
 
 def memory(run: RunFiles) -> list[dict[str, object]]:
-    """One bar per tier."""
+    """One bar per tier; where the processor computes, main memory is both RAM and GPU tier."""
     by_tier = _ledger(run.plan)
-    return [_tier(tier, lines, facts.peak_bytes(run, tier)) for tier, lines in by_tier.items()]
+    is_one = run.machine is not None and run.machine.gpu.is_processor
+    if is_one and Tier.GPU in by_tier and Tier.RAM in by_tier:
+        # What is measured is the sum, so that is what it is compared with.
+        both = [line for tier in (Tier.RAM, Tier.GPU) for line in by_tier.pop(tier)]
+        budget = sum(nbytes for purpose, nbytes in both if purpose == _BUDGET)
+        lines = [line for line in both if line[0] != _BUDGET] + [(_BUDGET, budget)]
+        by_tier = {Tier.RAM: lines, **by_tier}
+    names = {Tier.RAM: "RAM, with what would lie on a GPU"} if is_one else {}
+    bars = {
+        tier: _tier(tier, lines, facts.peak_bytes(run, tier), name=names.get(tier, tier.value))
+        for tier, lines in by_tier.items()
+    }
+    process = facts.number_in(run.summary, "process_peak_bytes")
+    if process is not None and Tier.RAM in bars:
+        bars[Tier.RAM]["verdict"] = (
+            f"{bars[Tier.RAM]['verdict']}; the process {format_bytes(round(process))} with Python, "
+            "its libraries and what they keep"
+        )
+    return list(bars.values())
 
 
 def _ledger(plan: Mapping[str, object] | None) -> dict[Tier, list[tuple[str, int]]]:
@@ -36,7 +54,9 @@ def _ledger(plan: Mapping[str, object] | None) -> dict[Tier, list[tuple[str, int
     return {tier: lines for tier, lines in found.items() if lines}
 
 
-def _tier(tier: Tier, lines: list[tuple[str, int]], peak: int | None) -> dict[str, object]:
+def _tier(
+    tier: Tier, lines: list[tuple[str, int]], peak: int | None, *, name: str
+) -> dict[str, object]:
     budget = next((nbytes for purpose, nbytes in lines if purpose == _BUDGET), None)
     uses = sorted(
         ((purpose, nbytes) for purpose, nbytes in lines if purpose != _BUDGET),
@@ -67,7 +87,7 @@ def _tier(tier: Tier, lines: list[tuple[str, int]], peak: int | None) -> dict[st
     )
     return {
         "anchor": anchor,
-        "name": tier.value,
+        "name": name,
         "verdict": ", ".join(verdict),
         "bar": stacked_bar(anchor, pieces, marks),
         "pieces": pieces,

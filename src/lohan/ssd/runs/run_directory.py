@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 
 from lohan.errors import ConfigError, StorageError
+from lohan.held_locks import hold, let_go
 from lohan.ssd.engines.storage_errors import storage_error
 
 PREFIX = "lohan-"
@@ -109,17 +110,12 @@ class RunDirectories:
         process forked from the one that holds the run nothing is unlocked or deleted.
         """
         if os.getpid() != self._process_id:
-            for descriptor in self._locks:
-                os.close(descriptor)
             self._locks = []
             return
         for descriptor, path in zip(self._locks, self.paths, strict=False):
             if should_delete and _is_lock_of(descriptor, path):
                 os.unlink(os.path.join(path, LOCK_NAME))
-            # Unlocked by name, because a forked child may still hold a copy of the descriptor.
-            # (That is also why a child must not do it: it would unlock its parent's run.)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            let_go(descriptor)
         if should_delete and (self._locks or self.paths):
             for path in self.paths:
                 with contextlib.suppress(OSError):
@@ -211,7 +207,7 @@ def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    return hold(descriptor)
 
 
 def _is_lock_of(descriptor: int, directory: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lohan.durable_files import sync_directory, write_new
 from lohan.errors import CheckpointError, ConfigError, StorageError
 from lohan.fields import convert
 from lohan.ssd import Extent, StripeLayout
@@ -233,7 +234,7 @@ def prepare_copies(directories: Sequence[str], text: str) -> None:
             path = os.path.join(directory, TEMPORARY_NAME)
             written.append(path)
             with storage_errors("a manifest could not be written", path):
-                _write_durably(path, text.encode())
+                write_new(path, text.encode())
     except BaseException:
         for path in written:
             with contextlib.suppress(OSError):
@@ -269,28 +270,6 @@ def remove_manifests(directories: Sequence[str]) -> None:
         for name in (MANIFEST_NAME, TEMPORARY_NAME):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
-
-
-def sync_directory(path: str) -> None:
-    """Make the entries of a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_durably(path: str, content: bytes) -> None:
-    # A leftover of a process that was killed here is ours: the directory is locked by this run.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

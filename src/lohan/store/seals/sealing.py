@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lohan.durable_files import sync_directory
 from lohan.errors import CheckpointError, ConfigError
 from lohan.ssd import RunDirectories
 from lohan.store.files.state_file import Home, StateFile, home_of
@@ -23,7 +24,6 @@ from lohan.store.seals.manifest import (
     replace_manifests,
     sealed_homes,
     storage_errors,
-    sync_directory,
 )
 from lohan.vocabulary import BlockId
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, LohanError
 from lohan.train.data.row_files import Row, check_file, read_rows
 from lohan.train.data.row_formats import RowFormat, convert, recognise
 
 _HASH_BYTES = 1 << 20
+_MOST_CHARACTERS = 16_000_000
+"""Of a row: some books, and some seconds of a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +55,37 @@ def load_rows(
         {name: _feature(first.get(name, ""), datasets) for name in columns}
     )
 
+    place = ""
+
     def rows(_hash: str) -> Iterator[dict[str, Any]]:
         # The hash is an argument so that a changed file is not taken from an old table.
+        nonlocal place
         for row in _all_rows(paths):
+            place = row.place
             converted = convert(row, form)
             yield {name: converted.get(name) for name in columns}
 
-    if cache is None:
-        table = datasets.Dataset.from_list(list(rows(files_hash)), features=features)
-    else:
-        cache.mkdir(parents=True, exist_ok=True)
-        table = datasets.Dataset.from_generator(
-            rows,
-            features=features,
-            cache_dir=str(cache),
-            gen_kwargs={"_hash": files_hash},
-            fingerprint=files_hash[:16],
-        )
+    try:
+        if cache is None:
+            table = datasets.Dataset.from_list(list(rows(files_hash)), features=features)
+        else:
+            cache.mkdir(parents=True, exist_ok=True)
+            table = datasets.Dataset.from_generator(
+                rows,
+                features=features,
+                cache_dir=str(cache),
+                gen_kwargs={"_hash": files_hash},
+                fingerprint=files_hash[:16],
+            )
+    except (datasets.exceptions.DatasetGenerationError, ValueError, RecursionError) as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, LohanError | OSError):
+            raise cause from None
+        raise ConfigError(
+            f"a row cannot be put into a table, {place} at the latest",
+            why=f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}",
+            remedy="correct or delete the row",
+        ) from error
     return TrainingRows(
         table=table,
         format_name=form.name,
@@ -94,6 +110,7 @@ def _check_rows(
         if form is None:
             form = recognise(row, text_column=text_column)
         converted = convert(row, form)
+        _refuse_endless(row, converted)
         first = first or converted
         if form.is_chat(converted) != form.is_chat(first):
             raise ConfigError(
@@ -104,6 +121,21 @@ def _check_rows(
         columns.update(dict.fromkeys(converted))
     assert form is not None, "read_rows refuses a file without rows"
     return form, list(columns), first
+
+
+def _refuse_endless(row: Row, converted: Mapping[str, Any]) -> None:
+    texts = [text for text in converted.values() if isinstance(text, str)]
+    for messages in converted.values():
+        if isinstance(messages, list):
+            texts += [str(message.get("content", "")) for message in messages]
+    num_characters = sum(map(len, texts))
+    if num_characters > _MOST_CHARACTERS:
+        raise ConfigError(
+            f"{row.place} has {num_characters:,} characters",
+            why=f"a row is made into tokens in one piece, which takes minutes and gigabytes where "
+            f"it has more than {_MOST_CHARACTERS:,}; max_length cuts it off only then",
+            remedy="cut it into several rows",
+        )
 
 
 def _all_rows(paths: Sequence[str]) -> Iterator[Row]:

@@ -6,13 +6,18 @@ means is in `row_formats`. Called by `dataset`.
 
 import csv
 import json
+import os
 import pathlib
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
 
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+"""As JSON escapes it; where two make one character, both match."""
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 
 
@@ -48,6 +53,16 @@ def read_rows(path: pathlib.Path) -> Iterator[Row]:
             f"{path} has no rows",
             why="there is nothing to train on",
             remedy="give a file with rows",
+        )
+
+
+def refuse_other_bytes(path: str) -> None:
+    """Refuse a path that is not UTF-8 where libraries are given it."""
+    if path != path.encode(errors="replace").decode():
+        raise ConfigError(
+            f"the path {os.fsencode(path)!r} is not UTF-8",
+            why="libraries that read and write there take paths in UTF-8 only",
+            remedy="rename it, or make a link to it whose path is UTF-8",
         )
 
 
@@ -99,7 +114,7 @@ def _read_lines(path: pathlib.Path) -> Iterator[Row]:
             continue
         place = f"{path.name} line {number}"
         try:
-            found = json.loads(line)
+            found = parse_json(line, f"{path} line {number}")
         except json.JSONDecodeError as error:
             is_cut = seen >= last and not line.endswith("\n")
             raise ConfigError(
@@ -113,10 +128,52 @@ def _read_lines(path: pathlib.Path) -> Iterator[Row]:
         yield Row(place=place, fields=_object(found, place))
 
 
+def parse_json(text: str, place: str, *, is_whole: bool = True) -> Any:
+    """Read JSON that somebody else wrote; `place` names it where it cannot be used.
+
+    Args:
+        is_whole: False where rows in it are looked through one by one.
+
+    Raises:
+        JSONDecodeError: it is none.
+        ConfigError: it is, and no text and no number of this world comes of it.
+    """
+    try:
+        found = json.loads(text)
+        if is_whole and _HALF_CHARACTER.search(text):
+            _refuse_half_characters(found, place)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise ConfigError(
+            f"{place} is nested too deeply",
+            why=f"more than about {sys.getrecursionlimit()} lists or objects are in each other",
+            remedy="correct or delete it",
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{place} has a number that cannot be read",
+            why=str(error).partition(";")[0],
+            remedy="correct it, or write it as a text",
+        ) from error
+    return found
+
+
+def _refuse_half_characters(found: Any, place: str) -> None:
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place} has half a character, \\u{ord(error.object[error.start]):04x}",
+            why="such characters are written as two of these, and this one stands alone",
+            remedy="correct or delete it: text was cut in the middle of a character",
+        ) from error
+
+
 def _read_json(path: pathlib.Path) -> Iterator[Row]:
     text = "".join(line for _, line in _text_lines(path))
     try:
-        found = json.loads(text)
+        found = parse_json(text, str(path), is_whole=False)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # one object per line, under the wrong ending
             yield from _read_lines(path)
@@ -133,8 +190,11 @@ def _read_json(path: pathlib.Path) -> Iterator[Row]:
             why='a list of objects is expected, or an object with a list under "data"',
             remedy="write [{...}, {...}], or one object per line in a .jsonl file",
         )
+    may_have_halves = _HALF_CHARACTER.search(text) is not None
     for number, row in enumerate(rows, start=1):
         place = f"{path.name} row {number}"
+        if may_have_halves:
+            _refuse_half_characters(row, place)
         yield Row(place=place, fields=_object(row, place))
 
 

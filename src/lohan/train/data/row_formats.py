@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.train.data.row_files import Row
+from lohan.train.data.row_files import Row, parse_json
 
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -230,7 +230,7 @@ def _tools(row: Row) -> dict[str, str]:
     if not isinstance(tools, str):
         return {"tools": json.dumps(tools)}
     try:
-        json.loads(tools)
+        parse_json(tools, f"{row.place}: tools")
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{row.place}: tools is not JSON ({error})",
@@ -243,7 +243,7 @@ def _tools(row: Row) -> dict[str, str]:
 def _list(row: Row, column: str, found: Any) -> list[Any]:
     if isinstance(found, str):
         try:
-            found = json.loads(found)  # a column of a .csv file
+            found = parse_json(found, f"{row.place}: {column}")  # a column of a .csv file
         except json.JSONDecodeError:
             raise _wrong(row, column, found, "a list of messages") from None
     if not isinstance(found, Iterable) or isinstance(found, Mapping) or not list(found):

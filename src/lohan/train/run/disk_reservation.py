@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
+from lohan.durable_files import new_file
 from lohan.errors import OutOfSpace
 from lohan.plan.run_room import DriveRoom, DriveUse
 from lohan.ssd.engines.storage_errors import storage_error
@@ -138,7 +139,7 @@ class Reservation:
                 path=str(self._path.parent),
             )
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = new_file(self._path)
         except OSError as error:
             raise storage_error(
                 "the output folder cannot be written",

@@ -14,9 +14,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lohan.durable_files import new_file
 from lohan.errors import ConfigError
+from lohan.held_locks import hold, let_go
 from lohan.ssd.engines.storage_errors import storage_error
-from lohan.train.run.disk_reservation import RESERVED_NAME
+from lohan.ssd.runs.partial_directory import remove_left
+from lohan.train.run.disk_reservation import RESERVED_NAME, Reservation
 from lohan.train.run.resume_point import read_run
 from lohan.working_folder import RUN_NAME, next_working_folder, working_folder
 
@@ -46,6 +49,7 @@ def held_folder(out: pathlib.Path, *, is_resuming: bool) -> Iterator[HeldFolder]
     try:
         _make_writable(out)
         with locked_folder(out):
+            remove_left(out)
             before, held = _tables_of(out), HeldFolder()
             try:
                 yield held
@@ -91,7 +95,7 @@ def _make_writable(out: pathlib.Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".lohan-probe"
-        probe.write_bytes(b"")
+        os.close(new_file(probe))
         probe.unlink()
     except OSError as error:
         raise storage_error(
@@ -107,7 +111,7 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
         ConfigError: another process, or another trainer of this one, is at work there.
         StorageError: it cannot be locked.
     """
-    descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = hold(os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +129,22 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
                 ) from None
         yield
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
+
+
+def clear_folder_of(run_id: str, out: pathlib.Path) -> None:
+    """Of a run that is removed: take what a killed process left in its folder, besides its files.
+
+    Nothing where the folder is another run's by now, or somebody is at work there.
+
+    Raises:
+        ConfigError, StorageError: it is, or it cannot be read or written.
+    """
+    found = read_run(out) if out.is_dir() else None
+    if found is not None and found.run_id == run_id:
+        with locked_folder(out):
+            remove_left(out)
+            Reservation(out).release()
 
 
 def _tables_of(out: pathlib.Path) -> set[pathlib.Path]:

@@ -9,6 +9,7 @@ import contextlib
 import importlib.metadata
 import pathlib
 import platform
+import resource
 import time
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +25,7 @@ from lohan.train.run.out_folder import HeldFolder
 from lohan.train.run.plan_summary import plan_in_words
 from lohan.train.run.writes import planned_seals, write_limit_of
 from lohan.train.settings.config import TrainConfig
+from lohan.units import KIB
 from lohan.working_folder import CONFIG_NAME, make_working_folder
 
 _PACKAGES = ("lohan", "torch", "transformers", "trl", "datasets", "accelerate", "safetensors")
@@ -116,6 +118,7 @@ def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> dict[st
         "last_loss": losses[-1] if losses else None,
         "written_bytes": trainer.written_bytes,
         "peak_bytes": {tier: nbytes for tier, nbytes in peaks.items() if nbytes is not None},
+        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         "data_hash": trainer.data_hash,
         "versions": package_versions(),
         **_limit_and_advice(trainer),

@@ -1,7 +1,9 @@
 """Stopping a run: the first SIGINT or SIGTERM is remembered, the second one ends the process.
 
-Owns the signal handlers while `train` runs, and nothing else: the trainer looks at the request at
-the end of each step, seals and leaves. Handlers run on the main thread, between two bytecodes.
+Owns the signal handlers while a run is prepared and trained, and nothing else: the trainer looks at
+the request at the end of each step, seals and leaves. Where there is no step to finish a signal is
+raised at once, so that everything on the way out is undone. Handlers run on the main thread,
+between two bytecodes.
 """
 
 import contextlib
@@ -9,12 +11,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_BY_SIGNAL = 128
+T = TypeVar("T")
+_AFTER_STEP = "this step is finished and sealed"
 
 
 @dataclass(slots=True)
@@ -22,6 +27,10 @@ class StopRequest:
     """What was asked for so far."""
 
     signal_number: int | None = None
+    is_at_once: bool = False
+    """Whether a signal is raised where the program is, instead of after the step."""
+    until: str = _AFTER_STEP
+    """What is done before a run that was asked to ends."""
 
     @property
     def is_set(self) -> bool:
@@ -33,11 +42,25 @@ class StopRequest:
         """The signal's name, for messages."""
         return "" if self.signal_number is None else signal.Signals(self.signal_number).name
 
+    def begin_steps(self) -> None:
+        """From now on there is a step to finish."""
+        self.is_at_once, self.until = False, _AFTER_STEP
+
+    def between(self, items: Iterable[T]) -> Iterator[T]:
+        """Items one by one; a signal is raised between two of them, where all can be undone."""
+        self.is_at_once, self.until = False, "what was written so far is taken back"
+        for item in items:
+            leave(self)
+            yield item
+
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Within it, the first signal sets the request. Outside the main thread it does nothing."""
-    request = StopRequest()
+def stop_on_signals(*, is_at_once: bool) -> Iterator[StopRequest]:
+    """Within it, the first signal sets the request. Outside the main thread it does nothing.
+
+    The signal of a terminal that is closed does nothing: a run does not need it.
+    """
+    request = StopRequest(is_at_once=is_at_once)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -49,16 +72,18 @@ def stop_on_signals() -> Iterator[StopRequest]:
             sys.stderr.flush()
             os._exit(EXIT_BY_SIGNAL + number)
         request.signal_number = number
+        if request.is_at_once:
+            leave(request)
         sys.stderr.write(
-            f"\n{request.name}: this step is finished and sealed, then the run ends; "
-            "once more to stop at once\n"
+            f"\n{request.name}: {request.until}, then the run ends; once more to stop at once\n"
         )
         sys.stderr.flush()
 
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGHUP)}
     try:
         for number in _SIGNALS:
             signal.signal(number, remember)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         yield request
     finally:
         for number, handler in before.items():

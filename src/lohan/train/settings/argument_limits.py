@@ -23,6 +23,7 @@ _LEAST: dict[str, tuple[int, bool]] = {
     "logging_steps": (0, False),
     "eval_accumulation_steps": (1, True),
     "neftune_noise_alpha": (0, True),
+    "dataloader_num_workers": (0, True),
 }
 _STEPS_OF_A_TRIAL = 1000
 

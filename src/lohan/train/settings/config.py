@@ -145,14 +145,17 @@ def check_places(written: Mapping[str, Setting]) -> None:
         StorageError: an SSD directory cannot be used.
     """
     from lohan.ssd import check_directories
-    from lohan.train.data.row_files import check_file
+    from lohan.train.data.row_files import check_file, refuse_other_bytes
     from lohan.train.weights.model_places import local_place
 
+    ssd = _offload_of(written).ssd
+    for path in (_text(written["model"], "model"), _text(written["out"], "out"), *ssd):
+        refuse_other_bytes(path)
     local_place(_text(written["model"], "model"))
     for key in ("data", "eval_data"):
         for path in _paths(written[key], key) if key in written else ():
             check_file(pathlib.Path(path))
-    check_directories(_offload_of(written).ssd)
+    check_directories(ssd)
 
 
 def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
@@ -236,15 +239,13 @@ def _read_file(path: pathlib.Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read", why=str(error), remedy=remedy) from error
     try:
         found = yaml.load(text, Loader=_strict_loader())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} is not YAML", why=_one_line(error), remedy=remedy) from error
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(
-            f"{path} holds no settings", why="lines of the form key: value are expected",
-            remedy=remedy,
-        )  # fmt: skip
+        why = "lines of the form key: value are expected"
+        raise ConfigError(f"{path} holds no settings", why=why, remedy=remedy)
     return found
 
 
@@ -254,7 +255,8 @@ def _strict_loader() -> Any:
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            own = (key for key, _ in node.value if not key.tag.endswith(":merge"))
+            keys = [self.construct_object(key, deep=True) for key in own]
             for key in keys:
                 if keys.count(key) > 1:
                     raise yaml.constructor.ConstructorError(
@@ -339,7 +341,7 @@ def _as_yaml(text: str) -> Any:
 
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError):
         return text
     # Only what a text cannot say by itself; numbers and truths are read by their field's type.
     return found if isinstance(found, dict | list) or found is None else text

@@ -15,8 +15,9 @@ from transformers import EarlyStoppingCallback
 from transformers.trainer_callback import ExportableState
 
 from lohan.errors import CheckpointError, ConfigError
+from lohan.ssd.runs.partial_directory import partial_directory
 from lohan.train.run import resume_point
-from lohan.train.weights.export_hf import partial_directory, place_model, refuse_taken
+from lohan.train.weights.export_hf import place_model, refuse_taken
 from lohan.train.weights.file_list import LIST_NAME, check_files, read_list
 
 # For the type checker: a mixin has whatever the trainer it is put before has.

@@ -15,11 +15,13 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers.trainer_callback import ExportableState
 
 from lohan.attaching import attach_with
+from lohan.closing import Closing
 from lohan.durable_files import write_json
 from lohan.engine.engine import Engine
 from lohan.engine.model_buffers import changed_buffers
@@ -194,9 +196,10 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     def close(self) -> None:
         """Let go of the engine and of held space; the states stay on the SSDs. Twice is fine."""
-        self._reservation.release()
-        if self._engine is not None:
-            self._engine.close()
+        with Closing() as stack:
+            if self._engine is not None:
+                stack.callback(self._engine.close)
+            self._reservation.release()
 
     def _own_callbacks(self) -> list[Any]:
         asking = SamplePrompts(self, self.sample_prompts)
@@ -230,6 +233,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)
         elif run is None:
             first = FirstStates(weights=self.first_weights())
+        if first.weights is not None:
+            first = replace(first, weights=self.stop_request.between(first.weights))
         offload = self.offload
         ssd = offload.ssd if run is None else self._places_of(run)
         options = Options(
@@ -271,7 +276,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         """Train; `resume_from_checkpoint=True` continues from the newest seal. Ends with a report.
 
         SIGINT and SIGTERM finish the step, seal it and end the process the usual way
-        (KeyboardInterrupt, exit code 143).
+        (KeyboardInterrupt, exit code 143). Before the first step they end it at once, and take
+        back what was written for a new run.
 
         Raises:
             CheckpointError: there is nothing to resume, or it is damaged.
@@ -279,10 +285,11 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         """
         started = time.monotonic()
         self.best_model = None
-        checkpoint = self._find_checkpoint(resume_from_checkpoint)
-        if self._engine is None:
-            self._start_engine(run=None)
-        with stop_on_signals() as self.stop_request:
+        with stop_on_signals(is_at_once=True) as self.stop_request:
+            checkpoint = self._find_checkpoint(resume_from_checkpoint)
+            if self._engine is None:
+                self._start_engine(run=None)
+            self.stop_request.begin_steps()
             done = super().train(
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
             )

@@ -32,7 +32,7 @@ from lohan.train.settings.prompts import Prompt, read_prompts
 from lohan.train.trainer.engine_optimizer import SteppedByEngine
 from lohan.train.trainer.evaluation import GroupedBatches, Prediction
 from lohan.train.trainer.fp32_losses import compute_losses_in_fp32
-from lohan.train.trainer.largest_batch import longest_rows
+from lohan.train.trainer.largest_batch import longest_rows, refuse_unknown_tokens
 from lohan.train.trainer.named_model import make_named, open_named
 from lohan.train.trainer.rehearsal import collated_without_trace, may_rehearse, without_trace
 from lohan.train.trainer.saving import RELIED_ON, SavingMixin
@@ -121,6 +121,8 @@ class OffloadMixin(SavingMixin):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As `SavingMixin.train`, with the output folder locked against other processes."""
+        for what, table in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
+            refuse_unknown_tokens(table, self.model, what=what)
         if self.is_out_held:
             return super().train(*args, **kwargs)
         self.out.mkdir(parents=True, exist_ok=True)

@@ -9,13 +9,10 @@ come, files made durable, the result checked, then renamed into place. What is w
 import contextlib
 import dataclasses
 import errno
-import glob
 import json
 import math
 import os
-import secrets
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ import torch
 
 from lohan.errors import CheckpointError, ConfigError, OutOfSpace, StorageError
 from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.runs.partial_directory import partial_directory
 from lohan.train.weights import meta_model
 from lohan.train.weights.carried_files import write_carried_files
 from lohan.train.weights.check_export import ModelDirectoryReport, check_model_directory
@@ -33,14 +31,13 @@ from lohan.train.weights.export_layout import ExportLayout, cut_shards, export_l
 from lohan.train.weights.file_list import files_below
 from lohan.train.weights.safetensors_format import StoredTensor
 from lohan.train.weights.safetensors_stream import ShardWriter
-from lohan.train.weights.source import ModelSource, WeightsWarning, source_of_config
+from lohan.train.weights.source import ModelSource, source_of_config
 from lohan.units import GB, MB, format_bytes
 
 MAX_SHARD_BYTES = 5 * GB
 EXPORT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _BESIDE_BYTES = 64 * MB
 """Left free for configuration, tokenizer and the filesystem's own records."""
-_PARTIAL = ".partial-"
 
 
 def export_model(
@@ -59,7 +56,7 @@ def export_model(
 
     Nothing appears at `out` before all of it is written, durable and checked. What fails is
     removed; a process that is killed leaves a hidden directory beside `out` (in it for a merge),
-    which the next export names.
+    which the next export removes.
 
     Args:
         source: the model training started from; or, for one that was made in this process, the
@@ -294,30 +291,6 @@ def _refuse_full(directory: Path, layout: ExportLayout) -> None:
             asked_bytes=needed,
             got_bytes=free_bytes,
         )
-
-
-@contextlib.contextmanager
-def partial_directory(out: Path, is_merge: bool) -> Iterator[Path]:
-    """A hidden directory on the filesystem of `out`; removed if it is not renamed away."""
-    place = out if is_merge else out.parent
-    left = sorted(place.glob(f".{glob.escape(out.name)}{_PARTIAL}*"))
-    if left:
-        warnings.warn(
-            f"an earlier export to {out} was cut off and left {shown(map(str, left))}; remove it "
-            "unless that export is still going on",
-            WeightsWarning,
-            stacklevel=3,
-        )
-    partial = place / f".{out.name}{_PARTIAL}{secrets.token_hex(4)}"
-    try:
-        partial.mkdir()
-    except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("an export cannot be begun", number, path=str(partial)) from None
-    try:
-        yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_index(path: Path, layout: ExportLayout, writers: list[ShardWriter]) -> None:

@@ -8,7 +8,12 @@ import yaml
 
 from lohan.errors import ConfigError
 from lohan.train.settings.arguments import make_arguments
-from lohan.train.settings.config import load_config
+from lohan.train.settings.config import (
+    check_places,
+    load_config,
+    read_settings,
+    written_settings,
+)
 from lohan.train.settings.offload import OffloadConfig, read_offload
 
 FILE = """\
@@ -199,3 +204,27 @@ def test_prompts_are_texts_conversations_or_lines_of_a_file(
     lines.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"prompts\.txt cannot be read"):
         load_config(file)
+
+
+def test_a_merged_block_gives_what_is_not_written_itself(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: m\ndata: d\nout: o\noffload:\n  <<: &usual {ssd: /a, ram: 1GiB}\n  ram: 2GiB\n"
+    )
+    written = written_settings(path)
+    assert (written["offload.ssd"].value, written["offload.ram"].value) == ("/a", "2GiB")
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 5000 + "]" * 5000, "max_steps: " + "9" * 5000])
+def test_yaml_that_no_program_should_choke_on_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.yaml is not YAML"):
+        written_settings(path)
+
+
+@pytest.mark.parametrize("key", ["model", "out", "offload.ssd"])
+def test_a_path_that_is_not_utf8_is_refused(key: str) -> None:
+    given = {"model": "m", "data": "d", "out": "o", "offload.ssd": "/tmp", key: "a\udcff"}
+    with pytest.raises(ConfigError, match=r"path b'.*a\\xff' is not UTF-8"):
+        check_places(read_settings(None, list(given.items())))

@@ -1,5 +1,6 @@
 """Exports that cannot be, or fail half way: a clear error, and nothing is left behind."""
 
+import fcntl
 import os
 import pathlib
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from lohan.errors import CheckpointError, ConfigError, OutOfSpace, StorageError
 from lohan.train.weights import export_hf
 from lohan.train.weights.check_export import check_model_directory
 from lohan.train.weights.export_hf import export_model
-from lohan.train.weights.source import ModelSource, WeightsWarning, open_source
+from lohan.train.weights.source import ModelSource, open_source
 from support.model_directories import (
     save_model,
 )
@@ -224,11 +225,22 @@ def test_a_mount_point_is_refused_before_anything_is_written(
         export_model(source, iter([]), tmp_path / "out")
 
 
-def test_what_a_killed_export_left_is_named(source: ModelSource, tmp_path: pathlib.Path) -> None:
-    (tmp_path / ".out.partial-0badcafe").mkdir()
-    with pytest.warns(WeightsWarning, match=r"cut off and left .*\.out\.partial-0badcafe"):
-        export_model(source, source.tensors(), tmp_path / "out")
-    assert (tmp_path / ".out.partial-0badcafe").is_dir()
+def test_what_a_killed_export_left_is_removed_and_nothing_else(
+    source: ModelSource, tmp_path: pathlib.Path
+) -> None:
+    left, used, other = (
+        tmp_path / f".out.partial-{name}" for name in ("0badcafe", "0badbeef", "mine")
+    )
+    for folder in (left, used, other):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half of a model")
+    lock = os.open(used, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # as an export does that is still going on
+    export_model(source, source.tensors(), tmp_path / "out")
+    os.close(lock)
+    assert not left.exists()
+    assert used.is_dir()
+    assert other.is_dir()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int8])
