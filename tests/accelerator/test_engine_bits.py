@@ -9,7 +9,14 @@ import torch
 
 from lohan.errors import DoesNotFit
 from lohan.vocabulary import Choice
-from support.accelerator_cases import PACKED, PADDED, on_accelerator, parameters, slow_compute
+from support.accelerator_cases import (
+    ODD_KERNELS,
+    PACKED,
+    PADDED,
+    on_accelerator,
+    parameters,
+    slow_compute,
+)
 from support.engine_runs import (
     MIB,
     EngineCase,
@@ -36,6 +43,16 @@ PAIRS = [on_accelerator(**chosen) for chosen in pairwise(EVERYTHING)]
 def test_combinations_of_any_two_values_change_no_bit(case: EngineCase, tmp_path: Path) -> None:
     outcome, expected = run_case(case, tmp_path)
     assert_same(outcome, expected, norms=case.max_grad_norm is not None)
+
+
+@pytest.mark.parametrize("choice", [Choice.SWAP_TO_SSD, Choice.RECOMPUTE])
+@pytest.mark.parametrize("model", ODD_KERNELS)
+def test_experts_and_complex_numbers_change_no_bit(
+    model: str, choice: Choice, tmp_path: Path
+) -> None:
+    case = on_accelerator(model=model, choice=choice, num_micro_batches=2)
+    outcome, expected = run_case(case, tmp_path)
+    assert_same(outcome, expected)
 
 
 @pytest.mark.parametrize("choice", EVERYTHING["choice"])

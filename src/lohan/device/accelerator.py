@@ -148,6 +148,7 @@ class AcceleratorDevice(ClosingDevice):
         self._pinned = PinnedRanges(self._lock_range, self._unlock_range)
         self._failure: str | None = None
         self._is_closed = False
+        self.reset_peak()  # of what the process did before, nothing counts but what is alive
 
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return memory from torch's allocator; see note "Memory of no queue"."""
