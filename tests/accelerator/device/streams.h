@@ -113,9 +113,11 @@ struct Point {
   std::mutex mutex;
   std::condition_variable changed;
   bool is_done = false;
+  std::chrono::steady_clock::time_point finished;
   void finish() {
     {
       std::lock_guard<std::mutex> lock(mutex);
+      finished = std::chrono::steady_clock::now();
       is_done = true;
     }
     changed.notify_all();
@@ -191,6 +193,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     auto point = static_cast<EventState*>(event)->point;
     if (point) point->wait();
     raise_error();
+  }
+  double elapsedTime(void* first, void* second, DeviceIndex) const override {
+    const auto begin = static_cast<EventState*>(first)->point, end = static_cast<EventState*>(second)->point;
+    TORCH_CHECK(begin->done() && end->done(), "an event whose time is asked for is not done");
+    return std::chrono::duration<double, std::milli>(end->finished - begin->finished).count();
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override {
     delete static_cast<EventState*>(event);
