@@ -153,6 +153,8 @@ TORCH_LIBRARY(testgpu, m) {
   });
   m.def("num_jobs(int stream) -> int",
         [](int64_t stream) -> int64_t { return worker(stream).num_jobs.load(); });
+  m.def("busy_us(int stream) -> int",
+        [](int64_t stream) -> int64_t { return worker(stream).busy_us.load(); });
   m.def("operators_waited_for() -> str[]", operators_waited_for);
   m.def("take_cpu_kernels() -> int", take_cpu_kernels);
   m.def("fail(str what) -> ()", [](std::string what) {
