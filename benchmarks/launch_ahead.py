@@ -1,4 +1,4 @@
-"""How busy compute is while the host launches blocks ahead, on the test accelerator; now and before.
+"""How busy compute is while the host launches ahead, on the test accelerator; now and before.
 
     python benchmarks/launch_ahead.py [--kernel-us 50] [--steps 5] [--layers 8] [--choice keep]
 
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import lohan  # noqa: F401 - before torch
 import torch
 import transformers
 
+import lohan  # noqa: F401 - before torch
 from lohan.device.accelerator import AcceleratorDevice
 from lohan.engine.driver import StepDriver
 from lohan.lanes.activation_moves import SwappedActivations

@@ -360,7 +360,7 @@ class LaneExecutor:
         lines = [f"in {task.name} of pass {task.step} (counted from 0) on lane {task.lane}"]
         later = self._launched.behind(task) if self._launched is not None else []
         if later and task.lane is self._driven:
-            lines.append(f"or in what was launched behind it: {', '.join(later)}")
+            lines[0] += f", or in what was launched behind it ({', '.join(later)})"
         if task.after:
             lines.append("it came after tasks " + ", ".join(str(before) for before in task.after))
         spans = self._recorder.last_spans(task.lane, _NUM_STORY_SPANS)
