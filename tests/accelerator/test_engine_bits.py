@@ -1,5 +1,6 @@
 """The engine on the test accelerator against the plain loop on it: every bit the same."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,24 @@ def test_what_lives_on_the_device_stays_within_its_budget(tmp_path: Path) -> Non
         assert peak is not None
         assert 0 < peak <= case.gpu_bytes, planned
         engine.close(should_delete=True)
+
+
+def test_nothing_of_a_step_stays_on_the_device(tmp_path: Path) -> None:
+    case = on_accelerator(model="llama", choice=Choice.SWAP_TO_RAM, num_micro_batches=2)
+    model = build(case)
+    found = []
+    gc.collect()
+    gc.disable()  # whatever needs it stays for as long as it likes
+    try:
+        with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+            for batches in batches_of(case):
+                engine.step(batches)
+                engine.synchronize()
+                found.append(engine.device.bytes_in_use)
+            engine.close(should_delete=True)
+    finally:
+        gc.enable()
+    assert len(set(found[1:])) == 1, found
 
 
 def test_a_device_too_small_for_a_block_is_refused_before_a_step(tmp_path: Path) -> None:
