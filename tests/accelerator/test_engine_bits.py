@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.errors import DoesNotFit
+from lohan.lanes.activation_moves import SwappedActivations
 from lohan.vocabulary import Choice
 from support.accelerator_cases import (
     ODD_KERNELS,
@@ -97,6 +99,38 @@ def test_what_lives_on_the_device_stays_within_its_budget(tmp_path: Path) -> Non
         assert peak is not None
         assert 0 < peak <= case.gpu_bytes, planned
         engine.close(should_delete=True)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_what_compute_reads_lies_as_torchs_own_memory_does(
+    num_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Defect B2: libraries of GPUs choose kernels by alignment. Tiny vectors put all out of it."""
+    bind, get = ParameterSet.bind, SwappedActivations.get
+    starts: dict[str, list[int]] = {"weights": [], "activations": []}
+
+    def bound(self: Any, flat: torch.Tensor, layout: Any = None) -> None:
+        bind(self, flat, layout)
+        parameters = [self.parameters[name] for name in (layout or self.layout).names()]
+        starts["weights"] += [one.data_ptr() % 256 for one in parameters]
+
+    def got(self: Any, key: Any) -> torch.Tensor:
+        found = get(self, key)
+        if key not in self._kept:  # those lie where the model's own code has put them
+            starts["activations"].append(found.data_ptr() % 256)
+        return found
+
+    monkeypatch.setattr(ParameterSet, "bind", bound)
+    monkeypatch.setattr(SwappedActivations, "get", got)
+    case = on_accelerator(
+        model="gpt2", choice=Choice.SWAP_TO_SSD, num_micro_batches=2, num_parts=num_parts
+    )
+    outcome, expected = run_case(replace(case, residents=None), tmp_path)
+    assert_same(outcome, expected)
+    assert {kind: set(found) for kind, found in starts.items()} == {
+        "weights": {0},
+        "activations": {0},
+    }
 
 
 def test_nothing_of_a_step_stays_on_the_device(tmp_path: Path) -> None:

@@ -17,15 +17,13 @@ from lohan.device.memory import DeviceMemory
 from lohan.drive.activations.store import ENTRY_ORDINAL, SIDE_ORDINAL, ActivationKey
 from lohan.errors import ScheduleError
 from lohan.lanes.memory import LeaseBook
+from lohan.lanes.weight_map import DEVICE_ALIGNMENT_BYTES
 from lohan.lanes.weight_moves import RamSpan, over
 from lohan.plan.plan import Plan
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer
 from lohan.store import SwapFile, SwapKey
 from lohan.vocabulary import BlockId, Choice, Lane, PoolName
-
-ALIGNMENT_BYTES = 64
-"""Start of each output in its area."""
 
 _POOL_OF = {Choice.SWAP_TO_RAM: PoolName.SWAPPED, Choice.SWAP_TO_SSD: PoolName.SPILLING}
 AREA_POOLS = tuple(_POOL_OF.values())
@@ -129,7 +127,7 @@ class SwappedActivations:
 
     def _start_copy(self, key: ActivationKey, tensor: torch.Tensor, area: _Area) -> bool:
         nbytes = tensor.numel() * tensor.element_size()
-        begin = -(-area.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        begin = -(-area.used_bytes // DEVICE_ALIGNMENT_BYTES) * DEVICE_ALIGNMENT_BYTES
         # Attention with a mask returns its seed in main memory: it stays there.
         is_here = tensor.device.type == self._device.torch_device.type
         is_dense = is_here and tensor.numel() > 0 and _is_dense(tensor)
