@@ -133,7 +133,7 @@ def main() -> None:
     results: dict[str, float] = {}
     for name, found in rounds.items():
         for figure in found[0]:
-            results[f"{name}_{figure}"] = statistics.median(one[figure] for one in found)
+            results[f"{name}_{figure}"] = round(statistics.median(one[figure] for one in found), 3)
         print(
             f"{name:6} step {results[f'{name}_step_ms']:.1f} ms, compute busy "
             f"{results[f'{name}_busy']:.0%} of it, {results[f'{name}_ahead']:.2f} tasks ahead"
