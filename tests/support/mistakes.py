@@ -108,7 +108,7 @@ def _memory_goes_before_its_copy_is_done(patch: pytest.MonkeyPatch) -> None:
 
 def memory_is_reused_under_compute(patch: pytest.MonkeyPatch) -> None:
     """The allocator is not told that compute uses what it hands out. Not in the list: the engine
-    waits for every segment, which hides it; a device alone shows it."""
+    ends a lease when the device is done with it, which hides it; a device alone shows it."""
 
     def mistaken(self: Any, nbytes: int) -> DeviceMemory:
         with self._on(self._memory_stream):
