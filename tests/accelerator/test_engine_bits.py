@@ -1,5 +1,6 @@
 """The engine on the test accelerator against the plain loop on it: every bit the same."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.drive.surroundings.randomness import Draw
+from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.errors import DoesNotFit
+from lohan.lanes.activation_moves import SwappedActivations
 from lohan.vocabulary import Choice
-from support.accelerator_cases import PACKED, PADDED, on_accelerator, parameters, slow_compute
+from support.accelerator_cases import (
+    ODD_KERNELS,
+    PACKED,
+    PADDED,
+    on_accelerator,
+    parameters,
+    slow_compute,
+)
 from support.engine_runs import (
     MIB,
     EngineCase,
@@ -38,6 +49,16 @@ def test_combinations_of_any_two_values_change_no_bit(case: EngineCase, tmp_path
     assert_same(outcome, expected, norms=case.max_grad_norm is not None)
 
 
+@pytest.mark.parametrize("choice", [Choice.SWAP_TO_SSD, Choice.RECOMPUTE])
+@pytest.mark.parametrize("model", ODD_KERNELS)
+def test_experts_and_complex_numbers_change_no_bit(
+    model: str, choice: Choice, tmp_path: Path
+) -> None:
+    case = on_accelerator(model=model, choice=choice, num_micro_batches=2)
+    outcome, expected = run_case(case, tmp_path)
+    assert_same(outcome, expected)
+
+
 @pytest.mark.parametrize("choice", EVERYTHING["choice"])
 def test_late_kernels_change_no_bit(choice: Choice, tmp_path: Path) -> None:
     case = on_accelerator(model="llama_packed", choice=choice, num_micro_batches=2)
@@ -47,7 +68,11 @@ def test_late_kernels_change_no_bit(choice: Choice, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("choice", EVERYTHING["choice"])
-def test_dropout_draws_what_the_plain_loop_draws(choice: Choice, tmp_path: Path) -> None:
+def test_dropout_draws_what_the_plain_loop_draws(
+    choice: Choice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no kernel is run again to know where a later micro-batch begins to draw."""
+    monkeypatch.delattr(Draw, "repeat")
     case = on_accelerator(model="dit", choice=choice, num_micro_batches=2, dropout=0.3)
     outcome, expected = run_case(case, tmp_path)
     assert_same(outcome, expected)
@@ -79,6 +104,56 @@ def test_what_lives_on_the_device_stays_within_its_budget(tmp_path: Path) -> Non
         assert peak is not None
         assert 0 < peak <= case.gpu_bytes, planned
         engine.close(should_delete=True)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_what_compute_reads_lies_as_torchs_own_memory_does(
+    num_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Defect B2: libraries of GPUs choose kernels by alignment. Tiny vectors put all out of it."""
+    bind, get = ParameterSet.bind, SwappedActivations.get
+    starts: dict[str, list[int]] = {"weights": [], "activations": []}
+
+    def bound(self: Any, flat: torch.Tensor, layout: Any = None) -> None:
+        bind(self, flat, layout)
+        parameters = [self.parameters[name] for name in (layout or self.layout).names()]
+        starts["weights"] += [one.data_ptr() % 256 for one in parameters]
+
+    def got(self: Any, key: Any) -> torch.Tensor:
+        found = get(self, key)
+        if key not in self._kept:  # those lie where the model's own code has put them
+            starts["activations"].append(found.data_ptr() % 256)
+        return found
+
+    monkeypatch.setattr(ParameterSet, "bind", bound)
+    monkeypatch.setattr(SwappedActivations, "get", got)
+    case = on_accelerator(
+        model="gpt2", choice=Choice.SWAP_TO_SSD, num_micro_batches=2, num_parts=num_parts
+    )
+    outcome, expected = run_case(replace(case, residents=None), tmp_path)
+    assert_same(outcome, expected)
+    assert {kind: set(found) for kind, found in starts.items()} == {
+        "weights": {0},
+        "activations": {0},
+    }
+
+
+def test_nothing_of_a_step_stays_on_the_device(tmp_path: Path) -> None:
+    case = on_accelerator(model="llama", choice=Choice.SWAP_TO_RAM, num_micro_batches=2)
+    model = build(case)
+    found = []
+    gc.collect()
+    gc.disable()  # whatever needs it stays for as long as it likes
+    try:
+        with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+            for batches in batches_of(case):
+                engine.step(batches)
+                engine.synchronize()
+                found.append(engine.device.bytes_in_use)
+            engine.close(should_delete=True)
+    finally:
+        gc.enable()
+    assert len(set(found[1:])) == 1, found
 
 
 def test_a_device_too_small_for_a_block_is_refused_before_a_step(tmp_path: Path) -> None:

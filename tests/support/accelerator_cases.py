@@ -10,11 +10,14 @@ import torch
 
 from support import accelerator
 from support.engine_runs import EngineCase
-from support.tiny_models import TINY_MODELS
+from support.families import FAMILIES
+from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS, TinyModel
 
 # Attention with a mask, or with a bias of its own, leaves its seed and offset in main memory.
 PADDED = ("llama", "gpt2", "qwen3", "t5")
 PACKED = ("llama_packed", "gpt2_packed", "qwen3_packed")
+# Experts take as many tokens as the router sends them; complex numbers turn queries and keys.
+ODD_KERNELS = ("qwen3-moe", "z-image")
 
 
 def _unmasked(model: str) -> Any:
@@ -30,6 +33,15 @@ def _unmasked(model: str) -> Any:
 
 for name in PACKED:
     TINY_MODELS[name] = _unmasked(name.removesuffix("_packed"))
+
+for name in ODD_KERNELS:
+    family = FAMILIES[name]
+    TINY_MODELS[name] = TinyModel(
+        build=lambda _, build=family.build: build(),
+        batch=lambda seed, _, batch=family.batch: batch(seed),
+        runs=[],
+    )
+    LOSS_FUNCTIONS[name] = family.loss_fn
 
 
 def on_accelerator(**given: Any) -> EngineCase:

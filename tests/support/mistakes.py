@@ -3,7 +3,6 @@
 Each takes away one wait or one edge of the schedule that makes some work come after other work.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +11,12 @@ import pytest
 
 from lohan.device import EmulatedDevice, EmulatedRates
 from lohan.device.accelerator import AcceleratorDevice
+from lohan.device.copy_ends import CopyEnds
 from lohan.device.memory import DeviceMemory, allocate_flat
-from lohan.engine.driver import StepDriver
 from lohan.lanes.activation_moves import SwappedActivations
 from lohan.lanes.executor import LaneExecutor
 from lohan.lanes.gradient_moves import GradientMoves
+from lohan.lanes.launched import Launched
 from lohan.lanes.weight_moves import WeightMoves
 from lohan.schedule.task import Compute, Move, Task
 from lohan.vocabulary import ComputeKind, Lane, TensorKind, Tier
@@ -81,23 +81,34 @@ def _copies_start_at_once(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(owner, "copy_async", mistaken)
 
 
+class _UnwaitedQueue(_Unwaited):
+    """Nor does it have times of what is not done."""
+
+    def seconds_between(self, first: Any, second: Any) -> float:
+        return 0.0
+
+
 def _segments_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
-    right = StepDriver._charge
+    right = Launched.__init__
+    patch.setattr(Launched, "__init__", lambda self, queue: right(self, _UnwaitedQueue(queue)))
 
-    def mistaken(self: Any, task: Task) -> None:
-        device = self._device
-        self._device = _Unwaited(device)
+
+def _memory_goes_before_its_copy_is_done(patch: pytest.MonkeyPatch) -> None:
+    right = AcceleratorDevice.compute_waits
+
+    def mistaken(self: Any, event: Any) -> None:
+        compute, self._compute_stream = self._compute_stream, self._memory_stream
         try:
-            right(self, task)
+            right(self, event)
         finally:
-            self._device = device
+            self._compute_stream = compute
 
-    patch.setattr(StepDriver, "_charge", mistaken)
+    patch.setattr(AcceleratorDevice, "compute_waits", mistaken)
 
 
 def memory_is_reused_under_compute(patch: pytest.MonkeyPatch) -> None:
     """The allocator is not told that compute uses what it hands out. Not in the list: the engine
-    waits for every segment, which hides it; a device alone shows it."""
+    ends a lease when the device is done with it, which hides it; a device alone shows it."""
 
     def mistaken(self: Any, nbytes: int) -> DeviceMemory:
         with self._on(self._memory_stream):
@@ -107,13 +118,7 @@ def memory_is_reused_under_compute(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ends_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    right = AcceleratorDevice.__init__
-
-    def mistaken(self: Any, *args: Any, **kwargs: Any) -> None:
-        right(self, *args, **kwargs)
-        self._ends_in_flight = {lane: deque(maxlen=0) for lane in self._copy_streams}
-
-    patch.setattr(AcceleratorDevice, "__init__", mistaken)
+    patch.setattr(CopyEnds, "add", lambda self, lane, done, **ends: None)
 
 
 def _is_update(task: Task) -> bool:
@@ -189,6 +194,12 @@ MISTAKES = [
         words="a segment ends before its compute is over",
         put=_segments_are_not_waited_for,
         seen_by=ACCELERATOR,
+    ),
+    Mistake(
+        words="compute does not wait for a copy out whose memory it gets back",
+        put=_memory_goes_before_its_copy_is_done,
+        seen_by=ACCELERATOR,
+        late_lanes=(Lane.GPU_TO_RAM,),
     ),
     Mistake(
         words="the ends of a copy are not kept alive",

@@ -81,9 +81,11 @@ def _as_told(error: Exception) -> LohanError | None:
 
 
 def show_error(error: LohanError) -> None:
-    """Print what happened, why it is a problem and what to do, to stderr."""
+    """Print what happened, why it is a problem, where and what to do, to stderr."""
     print(f"error: {error.what}", file=sys.stderr)
     print(f"  why: {error.why}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(f"  at:  {note.splitlines()[0].removeprefix('lohan: ')}", file=sys.stderr)
     print(f"  do:  {error.remedy}", file=sys.stderr)
 
 

@@ -8,7 +8,9 @@ accelerators live in `memory.py` and `pinned.py`.
 Note "Memory of no queue". The allocator knows which stream memory was made on, and orders its reuse
 by that stream alone. Memory of `alloc` is made on a stream that never has work. So a copy into it
 waits for nothing, whatever compute has queued; and it is handed out again when compute that was
-queued before its end is over (`record_stream`) and copies from or to it are (`_ends_in_flight`).
+queued before its end is over (`record_stream`) and copies from or to it are (`copy_ends.py`).
+A copy that compute was made to wait for need not keep its end alive: what uses the memory next
+comes after compute, by `record_stream` or by the order of the compute stream's own pool.
 
 Note "The first failure". A kernel fails after its call has returned, and from then on every call to
 the device fails, also those that only clean up. The first failure that is seen is raised, and named
@@ -17,13 +19,13 @@ by whatever fails later; what cleans up (`synchronize`, `free`, `unpin`, `close`
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from lohan.device.closing import ClosingDevice, foreign_event
+from lohan.device.copy_ends import CopyEnds, StreamEvent
 from lohan.device.device import CopyEnd, Event
 from lohan.device.memory import (
     DeviceMemory,
@@ -56,22 +58,6 @@ def names() -> tuple[str, ...]:
     """Kinds of accelerator users may name."""
     found = torch.accelerator.current_accelerator()
     return KINDS if found is None or found.type in KINDS else (*KINDS, found.type)
-
-
-class _StreamEvent:
-    """A point in a stream."""
-
-    __slots__ = ("event",)
-
-    def __init__(self, event: Any, stream: Any) -> None:
-        self.event = event
-        self.event.record(stream)
-
-    def is_done(self) -> bool:
-        try:
-            return bool(self.event.query())
-        except RuntimeError:
-            return True  # ended badly; `wait` tells
 
 
 class AcceleratorDevice(ClosingDevice):
@@ -136,23 +122,19 @@ class AcceleratorDevice(ClosingDevice):
             lane: make_stream(device=self.torch_device)
             for lane in (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
         }
-        # Ends of copies under way, per lane in order: the allocator must not hand their memory
-        # out again before the copy is done, and it does not see what other streams do.
-        self._ends_in_flight: dict[Lane, deque[tuple[_StreamEvent, Any]]] = {
-            lane: deque() for lane in self._copy_streams
-        }
-        self._ends_lock = threading.Lock()
+        self._ends = CopyEnds(self._copy_streams)
         # Two threads on one lane must not mix their waits and copies. One lock per lane: a copy
         # from or to memory that is not pinned blocks, and must not hold up the other direction.
         self._lane_locks = {lane: threading.Lock() for lane in self._copy_streams}
         self._pinned = PinnedRanges(self._lock_range, self._unlock_range)
         self._failure: str | None = None
         self._is_closed = False
+        self.reset_peak()  # of what the process did before, nothing counts but what is alive
 
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return memory from torch's allocator; see note "Memory of no queue"."""
         self._check_open()
-        self._let_go()
+        self._ends.let_go()
         with self._failing(), self._on(self._memory_stream):
             flat = allocate_flat(nbytes, self.torch_device, self.name)
             with operators_unseen():
@@ -169,7 +151,7 @@ class AcceleratorDevice(ClosingDevice):
     @property
     def bytes_in_use(self) -> int:
         """Bytes of all live tensors, as torch's allocator counts them."""
-        self._let_go()
+        self._ends.let_go()
         return int(torch.accelerator.memory_allocated(self._index))
 
     @property
@@ -206,7 +188,7 @@ class AcceleratorDevice(ClosingDevice):
         dst_bytes = self._gpu_bytes(dst, lane) if is_upward else self._ram_bytes(dst, lane)
         src_bytes = self._ram_bytes(src, lane) if is_upward else self._gpu_bytes(src, lane)
         events = [self._own(event) for event in after]
-        self._let_go()
+        self._ends.let_go()
         stream = self._copy_streams[lane]
         with self._failing(), self._lane_locks[lane], self._on(stream), operators_unseen():
             for event in events:
@@ -214,15 +196,15 @@ class AcceleratorDevice(ClosingDevice):
             if dst_bytes.numel():
                 dst_bytes.copy_(src_bytes, non_blocking=True)
             done = self._event_on(stream)
-            with self._ends_lock:
-                self._ends_in_flight[lane].append((done, (dst, src, dst_bytes, src_bytes)))
+            ends = ((dst, dst_bytes), (src, src_bytes))
+            self._ends.add(lane, done, on_device=ends[not is_upward], in_ram=ends[is_upward])
         return done
 
     @contextlib.contextmanager
     def compute(self) -> Iterator[None]:
         """Compute on the default stream, from any thread."""
         self._check_open()
-        self._let_go()
+        self._ends.let_go()
         with self._failing(torch.AcceleratorError), self._on(self._compute_stream):
             try:
                 yield
@@ -240,23 +222,42 @@ class AcceleratorDevice(ClosingDevice):
     ) -> None:
         """Do nothing: this device has a speed of its own."""
 
+    @property
+    def queue(self) -> "AcceleratorDevice":
+        """Itself: the host runs ahead of compute."""
+        return self
+
     def record(self) -> Event:
-        """Return the point after all compute queued so far."""
+        """Return the point after all compute queued so far, with its time."""
         with self._failing():
-            return self._event_on(self._compute_stream)
+            return self._event_on(self._compute_stream, enable_timing=True)
 
     def compute_waits(self, event: Event) -> None:
-        """Make the default stream wait; the host goes on."""
+        """Make the default stream wait; the host goes on. See note "Memory of no queue"."""
         own = self._own(event)
         with self._failing():
             self._compute_stream.wait_event(own.event)
+        self._ends.hand_to_compute(own)
+
+    def seconds_between(self, first: Event, second: Event) -> float:
+        """By the device's own clock."""
+        began, ended = self._own(first), self._own(second)
+        with self._failing():
+            return float(began.event.elapsed_time(ended.event)) / 1000
+
+    def copy_in(self, dst: DeviceMemory, src: CopyEnd) -> None:
+        """Queue a copy on the default stream. Blocks if the source is not pinned."""
+        lane = Lane.RAM_TO_GPU
+        check_ends(dst, src, lane)
+        with self._failing(), self._on(self._compute_stream), operators_unseen():
+            dst.bytes().copy_(self._ram_bytes(src, lane), non_blocking=True)
 
     def wait(self, event: Event) -> None:
         """Block the calling thread until the event is done."""
         own = self._own(event)
         with self._failing():
             own.event.synchronize()
-        self._let_go()
+        self._ends.let_go()
 
     def synchronize(self) -> None:
         """Block until all three streams are empty; does nothing once a failure was told."""
@@ -265,7 +266,7 @@ class AcceleratorDevice(ClosingDevice):
         with self._failing():
             for stream in (self._compute_stream, *self._copy_streams.values()):
                 stream.synchronize()
-        self._let_go()
+        self._ends.let_go()
 
     def rng_state(self) -> torch.Tensor:
         """Return the state of the accelerator's generator."""
@@ -287,9 +288,7 @@ class AcceleratorDevice(ClosingDevice):
         # waited for one has been told.
         with contextlib.suppress(HardwareError):
             self.synchronize()
-        with self._ends_lock:
-            for ends in self._ends_in_flight.values():
-                ends.clear()
+        self._ends.clear()
         self._pinned.unpin_all()
         if self._failure is None:
             self._limit(self._fraction_before)
@@ -314,8 +313,8 @@ class AcceleratorDevice(ClosingDevice):
             finally:
                 torch.accelerator.set_stream(before)
 
-    def _event_on(self, stream: Any) -> _StreamEvent:
-        return _StreamEvent(self._make_event(**self._vendor.event_settings), stream)
+    def _event_on(self, stream: Any, **settings: Any) -> StreamEvent:
+        return StreamEvent(self._make_event(**self._vendor.event_settings, **settings), stream)
 
     @contextlib.contextmanager
     def _failing(self, kind: type[RuntimeError] = RuntimeError) -> Iterator[None]:
@@ -329,13 +328,6 @@ class AcceleratorDevice(ClosingDevice):
                 why=self._failure,
                 remedy="see the driver's log; the process must be started again to use the GPU",
             ) from error
-
-    def _let_go(self) -> None:
-        """Drop the ends of copies that are done."""
-        with self._ends_lock:
-            for ends in self._ends_in_flight.values():
-                while ends and ends[0][0].is_done():
-                    ends.popleft()
 
     def _gpu_bytes(self, end: CopyEnd, lane: Lane) -> torch.Tensor:
         if isinstance(end, DeviceMemory):
@@ -360,8 +352,8 @@ class AcceleratorDevice(ClosingDevice):
             remedy="swap the ends or name the other lane",
         )
 
-    def _own(self, event: Event) -> _StreamEvent:
-        if isinstance(event, _StreamEvent):
+    def _own(self, event: Event) -> StreamEvent:
+        if isinstance(event, StreamEvent):
             return event
         raise foreign_event(event, self.name)
 

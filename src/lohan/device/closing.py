@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from lohan.device.device import Event, RamBuffer
+from lohan.device.device import ComputeQueue, Event, RamBuffer
 from lohan.device.memory import DeviceMemory
 from lohan.errors import HardwareError
 
@@ -19,6 +19,11 @@ class ClosingDevice(ABC):
     """A device that closes itself."""
 
     name: str
+
+    @property
+    def queue(self) -> ComputeQueue | None:
+        """None: compute runs inside the call."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

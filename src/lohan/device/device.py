@@ -14,6 +14,8 @@ both.
 Note "Who may touch what". From `copy_async` until its event is done, the copy owns both ends: the
 destination holds nothing useful, the source must not change, and neither may be freed. The device
 keeps Python tensors of a copy alive that long; memory behind a bare address is the caller's duty.
+Once compute waits for a copy (`compute_waits`), its end on the device belongs to compute again:
+what compute does with that memory from then on comes after the copy, whenever the host lets go.
 
 Note "In place". Where `shares_ram` is true the device computes straight from main memory, and a
 buffer read from SSD needs no copy: `adopt(buffer)` is device memory at the buffer's own address,
@@ -57,6 +59,25 @@ class Event(Protocol):
         """Whether everything before this point has ended, well or badly. Never blocks."""
 
 
+class ComputeQueue(Protocol):
+    """Compute that goes on behind the host's back. Any thread may call any method."""
+
+    def record(self) -> Event:
+        """As of the device."""
+
+    def wait(self, event: Event) -> None:
+        """As of the device."""
+
+    def seconds_between(self, first: Event, second: Event) -> float:
+        """Seconds by the device's own clock between two points of compute that are done."""
+
+    def copy_in(self, dst: DeviceMemory, src: CopyEnd) -> None:
+        """Copy from main memory as a piece of compute: after what is queued, before what will be.
+
+        The source must stay as it is until compute queued so far is over.
+        """
+
+
 class Device(Protocol):
     """The GPU tier. Any thread may call any method; compute comes from one thread at a time."""
 
@@ -70,6 +91,10 @@ class Device(Protocol):
     """Budget of everything alive on the device; None where nothing bounds it."""
     shares_ram: bool
     """See note "In place"."""
+
+    @property
+    def queue(self) -> ComputeQueue | None:
+        """What the host may run ahead of; None where compute runs inside the call."""
 
     # Memory.
 

@@ -23,8 +23,7 @@ from lohan.drive.edges.exits import HookWatch
 from lohan.drive.micro_batch_threads import Strand
 from lohan.drive.outside_run import PresenceMode, weights_by_place
 from lohan.drive.surroundings.ambient import Ambient, process_settings, put_process_settings
-from lohan.drive.surroundings.host_randomness import HostDraw
-from lohan.drive.surroundings.randomness import Draw, DrawRecorder, RandomState
+from lohan.drive.surroundings.randomness import AnyDraw, DrawRecorder, RandomState
 from lohan.drive.watch.collected_outputs import (
     active_collection,
     add_collected,
@@ -75,7 +74,7 @@ class MicroBatch:
         self.keys = EntryKeys()
         self.visits: dict[BlockId, BlockVisit] = {}
         self.pending = PendingGradients()
-        self.draws: list[Draw | HostDraw | None] = []
+        self.draws: list[AnyDraw | None] = []
         self.random_state: RandomState = ()
         self.random_state_first: RandomState = ()
         """State at the start of its forward."""

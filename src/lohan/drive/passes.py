@@ -27,7 +27,6 @@ from lohan.drive.surroundings.randomness import (
     DrawsUnknown,
     Generators,
     RandomState,
-    host_draws,
     same_state,
 )
 from lohan.drive.watch.shared_state import SharedState
@@ -226,7 +225,7 @@ class Passes:
         if expected is not None and not same_state(micro_batch.random_state, expected):
             self._refuse_draws(micro_batch)
         if self._order is ForwardOrder.MICRO_BATCH_MAJOR:
-            drawn = host_draws(micro_batch.random_state_first, micro_batch.random_state)
+            drawn = self._generators.drawn(micro_batch.random_state_first, micro_batch.random_state)
             signature = self._signatures[micro_batch.index]
             self._ledger.learn(signature, [*micro_batch.draws, *drawn])
             for later in self._micro_batches[micro_batch.index + 1 :]:

@@ -200,7 +200,7 @@ class SegmentedModel:
                 why="there is nothing to compute",
                 remedy="give at least one batch",
             )
-        losses = [
+        losses: list[Callable[[], torch.Tensor]] = [
             partial(weighted_loss, self.model, batch, loss_fn, factor)
             for batch, factor in zip(batches, factors or [1.0] * len(batches), strict=True)
         ]
@@ -226,6 +226,9 @@ class SegmentedModel:
             setting = draw_setting(self.model, loss_fn)
             signatures = [signature_of(batch, setting) for batch in batches]
         with contextlib.ExitStack() as stack:
+            # A micro-batch and its thread know each other: what they were given would stay on the
+            # device until Python looks for such pairs.
+            stack.callback(losses.clear)
             stack.enter_context(self._tidy(micro_batches))
             stack.enter_context(calls_allowed(self.model))
             stack.enter_context(memory_features_off(self.model))
@@ -240,7 +243,7 @@ class SegmentedModel:
 
     def _micro_batches(
         self,
-        losses: Sequence[Callable[[], torch.Tensor]],
+        losses: list[Callable[[], torch.Tensor]],
         order: ForwardOrder,
         has_gradients: bool,
     ) -> list[MicroBatch]:

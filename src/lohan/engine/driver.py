@@ -216,12 +216,14 @@ class StepDriver:
                 self._activations.open_area(task.block, lease, slack)
 
     def _charge(self, task: Task) -> None:
-        """Say what was computed, for devices that emulate a speed; wait until it is."""
+        """Say what was computed, for devices that emulate a speed. Those that compute inside the
+        call wait until it is; for others the lanes do, behind the back of this thread."""
         # The forward of the turn was part of this visit.
         passed = self._passed.pop(task.block, None)
         for one in (task, passed) if passed is not None else (task,):
             self._device.charge(num_flops=_compute(one).flops, fixed_seconds=one.fixed_seconds)
-        self._device.wait(self._device.record())
+        if self._device.queue is None:
+            self._device.wait(self._device.record())
 
 
 def _compute(task: Task) -> Compute:

@@ -171,6 +171,7 @@ def _start(
         dict.fromkeys(THREADED_LANES, driver.action),
         pools=rolling.pools,
         give_back=book.give_back,
+        queue=device.queue,
         recorder=recorder,
         on_finish=on_finish,
     )

@@ -17,15 +17,13 @@ from lohan.device.memory import DeviceMemory
 from lohan.drive.activations.store import ENTRY_ORDINAL, SIDE_ORDINAL, ActivationKey
 from lohan.errors import ScheduleError
 from lohan.lanes.memory import LeaseBook
+from lohan.lanes.weight_map import DEVICE_ALIGNMENT_BYTES
 from lohan.lanes.weight_moves import RamSpan, over
 from lohan.plan.plan import Plan
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer
 from lohan.store import SwapFile, SwapKey
 from lohan.vocabulary import BlockId, Choice, Lane, PoolName
-
-ALIGNMENT_BYTES = 64
-"""Start of each output in its area."""
 
 _POOL_OF = {Choice.SWAP_TO_RAM: PoolName.SWAPPED, Choice.SWAP_TO_SSD: PoolName.SPILLING}
 AREA_POOLS = tuple(_POOL_OF.values())
@@ -83,6 +81,8 @@ class SwappedActivations:
         self._places: dict[ActivationKey, _Place] = {}
         self._areas: dict[tuple[BlockId, PoolName], _Area] = {}
         self._back: dict[tuple[BlockId, PoolName, int], _Back] = {}
+        self._spare: dict[tuple[BlockId, PoolName], DeviceMemory] = {}
+        """Where the next micro-batch of an area comes back to."""
         self._moving: deque[tuple[Event, int]] = deque()
         self._shared: set[tuple[BlockId, int, int]] = set()
         """Entries that other blocks asked for: from now on they are kept."""
@@ -127,7 +127,7 @@ class SwappedActivations:
 
     def _start_copy(self, key: ActivationKey, tensor: torch.Tensor, area: _Area) -> bool:
         nbytes = tensor.numel() * tensor.element_size()
-        begin = -(-area.used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        begin = -(-area.used_bytes // DEVICE_ALIGNMENT_BYTES) * DEVICE_ALIGNMENT_BYTES
         # Attention with a mask returns its seed in main memory: it stays there.
         is_here = tensor.device.type == self._device.torch_device.type
         is_dense = is_here and tensor.numel() > 0 and _is_dense(tensor)
@@ -135,7 +135,7 @@ class SwappedActivations:
             self.num_misfits += is_dense
             return False
         while self._moving_bytes + nbytes > self._limit_bytes and self._moving:
-            self._wait_for_oldest()
+            self._compute_after_oldest()
         span = RamSpan(area.buffer.address + begin, nbytes, area.buffer)
         event = self._device.copy_async(
             span, tensor, lane=Lane.GPU_TO_RAM, after=[self._device.record()]
@@ -156,9 +156,11 @@ class SwappedActivations:
         )
         return True
 
-    def _wait_for_oldest(self) -> None:
+    def _compute_after_oldest(self) -> None:
+        """Let compute have the memory of the oldest copy out again, once that is done. This thread
+        goes on launching."""
         event, nbytes = self._moving.popleft()
-        self._device.wait(event)
+        self._device.compute_waits(event)
         self._moving_bytes -= nbytes
 
     def get(self, key: ActivationKey) -> torch.Tensor:
@@ -191,19 +193,30 @@ class SwappedActivations:
         if back is None:
             # It goes before it came back: its memory is about to change under the copy.
             while self._moving:
-                self._wait_for_oldest()
+                self._compute_after_oldest()
             return
         back.num_left -= 1
         if not back.num_left:
             del self._back[key.block, pool, key.micro_batch]
             if back.memory is not None:
                 del back.flat
-                self._device.free(back.memory)
+                self._keep_for_next(key.block, place.area, back.memory)
+
+    def _keep_for_next(self, block: BlockId, area: _Area, memory: DeviceMemory) -> None:
+        """The next micro-batch of the block comes back to the same place: compute that reads it may
+        still be queued, and other memory is not planned for."""
+        if self._device.queue is not None and any(p.area is area for p in self._places.values()):
+            self._spare[block, area.lease.pool] = memory
+        else:
+            self._device.free(memory)
 
     def close_areas(self, block: BlockId) -> None:
         """A block has gone backward: its areas are used up. Runs on: main."""
         for pool in AREA_POOLS:
             self._areas.pop((block, pool), None)
+            spare = self._spare.pop((block, pool), None)
+            if spare is not None:
+                self._device.free(spare)
 
     # Lanes -------------------------------------------------------------------------------------
 
@@ -261,9 +274,16 @@ class SwappedActivations:
         if self._device.shares_ram:
             back = _Back(memory=None, flat=over(buffer, end - begin, begin), num_left=0)
         else:
-            memory = self._device.alloc(end - begin)
             span = RamSpan(buffer.address + begin, end - begin, buffer)
-            self._device.wait(self._device.copy_async(memory, span, lane=Lane.RAM_TO_GPU))
+            queue, spare = self._device.queue, self._spare.pop((block, area.lease.pool), None)
+            if queue is not None and spare is not None and spare.nbytes == span.nbytes:
+                memory = spare
+                queue.copy_in(memory, span)
+            else:
+                if spare is not None:
+                    self._device.free(spare)
+                memory = self._device.alloc(end - begin)
+                self._device.wait(self._device.copy_async(memory, span, lane=Lane.RAM_TO_GPU))
             back = _Back(memory=memory, flat=memory.bytes(), num_left=0)
         back.num_left = sum(
             key.micro_batch == micro_batch and place.area is area
@@ -282,7 +302,7 @@ class SwappedActivations:
             ScheduleError: something was left behind.
         """
         while self._moving:
-            self._wait_for_oldest()
+            self._compute_after_oldest()
         if len(self) or self._back or self._areas:
             raise ScheduleError(
                 f"{len(self)} activations and {len(self._areas)} areas were left after a step",
@@ -294,9 +314,10 @@ class SwappedActivations:
         """Forget everything: after a failure."""
         self._moving.clear()
         self._moving_bytes = 0
-        for back in self._back.values():
-            if back.memory is not None:
-                self._device.free(back.memory)
+        for memory in (*self._spare.values(), *(back.memory for back in self._back.values())):
+            if memory is not None:
+                self._device.free(memory)
+        self._spare.clear()
         self._kept.clear()
         self._places.clear()
         self._areas.clear()

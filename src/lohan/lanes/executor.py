@@ -4,6 +4,12 @@ Owns threads, the first failure and its story. What a task does is the caller's 
 may run is the rule of `schedule.ready`, as for the simulator. The `gpu` lane has no thread: the
 main thread drives it, because the model's own forward runs there (`drive`).
 
+Note "Running ahead". Where the device has a queue of compute, the work of a driven task is only
+queued when its with-block ends, and the next one may be queued behind it as soon as everything it
+needs from other lanes is there: weights, and room in the pools it leases from. A task is done, for
+whoever comes after it and for what it returns, when the device is done with it: a thread of its own
+waits for that, the launching one never does. So pools bound how far it runs ahead.
+
 Note "Lane threads".
 Runs on: actions on the thread of their lane; `submit`, `drive`, `wait`, `close` on the caller's.
 May block: `drive` and `wait`, on tasks of other lanes.
@@ -19,7 +25,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from lohan.device.device import ComputeQueue
 from lohan.errors import HardwareError, ScheduleError
+from lohan.lanes.launched import Launch, Launched
 from lohan.schedule.ready import Ready
 from lohan.schedule.task import Lease, Move, Pool, Task
 from lohan.trace import Recorder
@@ -40,10 +48,12 @@ class LaneExecutor:
         pools: Mapping[PoolName, Pool] | None = None,
         give_back: Callable[[Lease], None] | None = None,
         driven: Lane = Lane.GPU,
+        queue: ComputeQueue | None = None,
         recorder: Recorder | None = None,
         on_finish: Callable[[Task, float, float], None] | None = None,
     ) -> None:
-        """`actions` has one entry per lane with a thread; `driven` is run by the caller.
+        """`actions` has one entry per lane with a thread; `driven` is run by the caller, on the
+        device whose `queue` it is; see note "Running ahead".
 
         `give_back` is told each lease a task returns, on its thread, before others may have the
         room; `on_finish` each task that ended, with start and end. What the caller does between
@@ -65,6 +75,8 @@ class LaneExecutor:
         self._last_before: dict[TaskId, str] = {}
         self._driven_order: deque[Task] = deque()
         self._driven_since = self._recorder.now()
+        self._launched = Launched(queue) if queue is not None else None
+        self._has_launched = threading.Condition(self._lock)
         self._failure: BaseException | None = None
         self._last_driven: Task | None = None
         self._is_closing = False
@@ -72,6 +84,14 @@ class LaneExecutor:
             threading.Thread(target=self._run_lane, args=(lane,), name=f"lohan-{lane}", daemon=True)
             for lane in self._actions
         ]
+        if self._launched is not None:
+            finish = threading.Thread(
+                target=self._finish_launched,
+                args=(self._launched,),
+                name=f"lohan-{driven}",
+                daemon=True,
+            )
+            self._threads.append(finish)
         for thread in self._threads:
             thread.start()
 
@@ -103,6 +123,8 @@ class LaneExecutor:
             self._driven_order.extend(task for task in batch if task.lane is self._driven)
             self._next_id = batch[-1].id + 1 if batch else self._next_id
             self._driven_since = self._recorder.now()
+            if self._launched is not None:
+                self._launched.compare_clocks(self._driven_since)
             self._wake()
 
     def _check(self, batch: list[Task]) -> None:
@@ -136,18 +158,29 @@ class LaneExecutor:
             if not order or order[0].id != task.id:
                 expected = order[0].name if order else "nothing"
                 raise self._refused(f"{expected} is next on {self._driven}", task)
+            has_waited = not self._ready.may_run(task)
             self._await(lambda: self._ready.may_run(task))
             self._raise_failure()
             order.popleft()
             self._start(task)
             self._last_driven = task
         started = self._recorder.now()
+        ahead = self._launched
         try:
+            began = ahead.begin(has_waited=has_waited) if ahead is not None else None
             yield
+            if ahead is None or began is None:
+                self._finish(task, started, entered - self._driven_since)
+            else:
+                done = ahead.end()
+                with self._lock:
+                    ahead.add(Launch(task, began, done))
+                    self._ready.launch(task)
+                    self._has_launched.notify()
+                    self._wake()
         except BaseException as error:
             self._fail(error, task)
             raise
-        self._finish(task, started, entered - self._driven_since)
         self._driven_since = self._recorder.now()
 
     def wait(self, task: TaskId) -> None:
@@ -184,7 +217,7 @@ class LaneExecutor:
             if isinstance(error, HardwareError) and error is not self._failure:
                 notes = getattr(self._failure, "__notes__", [])
                 if self._failure is None and self._last_driven is not None:
-                    notes = [self._story(self._last_driven)]
+                    notes = [self._story(self._first_suspect(self._last_driven))]
                 for note in notes:
                     error.add_note(note)
             self._failure = self._failure or error
@@ -228,9 +261,26 @@ class LaneExecutor:
                 self._fail(error, task)
                 return
 
+    def _finish_launched(self, launched: Launched) -> None:
+        """Driven tasks are done when the device is done with them. Runs on: a thread of its own."""
+        while True:
+            with self._lock:
+                self._has_launched.wait_for(lambda: launched or self._is_over())
+                if self._is_over():
+                    return
+                one = launched.first
+            try:
+                began, ended = launched.wait(one)
+                self._finish(one.task, began, ended=ended)
+            except BaseException as error:
+                self._fail(error, one.task)
+                return
+
     def _wake(self) -> None:
         """With the lock held: something has changed; wake those who can go on."""
         is_over = self._is_over()
+        if is_over:
+            self._has_launched.notify()
         for lane in list(self._asleep):
             if is_over or self._ready.next_of(lane) is not None:
                 self._asleep.remove(lane)
@@ -256,8 +306,15 @@ class LaneExecutor:
             # Its turn in the pools is over: the next in line may be another lane's.
             self._wake()
 
-    def _finish(self, task: Task, started: float, before_seconds: float = 0.0) -> None:
-        ended = self._recorder.now()
+    def _finish(
+        self,
+        task: Task,
+        started: float,
+        before_seconds: float = 0.0,
+        *,
+        ended: float | None = None,
+    ) -> None:
+        ended = self._recorder.now() if ended is None else ended
         action = task.action
         self._recorder.record(
             task.lane,
@@ -277,6 +334,8 @@ class LaneExecutor:
             for lease in task.returns:
                 self._give_back(lease)
         with self._lock:
+            if self._launched is not None:
+                self._launched.remove(task)
             for follower in self._ready.finish(task):
                 self._last_before[follower.id] = f"task {task.id}"
             self._wake()
@@ -286,12 +345,22 @@ class LaneExecutor:
     def _fail(self, error: BaseException, task: Task) -> None:
         with self._lock:
             if self._failure is None:
+                if isinstance(error, HardwareError):
+                    task = self._first_suspect(task)
                 error.add_note(self._story(task))
                 self._failure = error
             self._wake()
 
+    def _first_suspect(self, task: Task) -> Task:
+        """With the lock held: where a failure of the device that a driven task met may be of."""
+        is_driven = task.lane is self._driven
+        return self._launched.first.task if is_driven and self._launched else task
+
     def _story(self, task: Task) -> str:
         lines = [f"in {task.name} of pass {task.step} (counted from 0) on lane {task.lane}"]
+        later = self._launched.behind(task) if self._launched is not None else []
+        if later and task.lane is self._driven:
+            lines[0] += f", or in what was launched behind it ({', '.join(later)})"
         if task.after:
             lines.append("it came after tasks " + ", ".join(str(before) for before in task.after))
         spans = self._recorder.last_spans(task.lane, _NUM_STORY_SPANS)

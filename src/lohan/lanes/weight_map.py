@@ -5,9 +5,10 @@ those it borrows from other segments, one piece after the other, each in whole p
 are read from SSD straight to their places. Pure; made once by the engine.
 """
 
+import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +17,10 @@ from lohan.drive.weights.parameter_views import ParameterLayout, ParameterSlot
 from lohan.optimizer import LEAF_ELEMENTS
 from lohan.store import GRAIN, BlockLayout, ByteRange, Part, StateLayout, TensorEntry
 from lohan.vocabulary import BlockId
+
+DEVICE_ALIGNMENT_BYTES = 256
+"""Start of what compute reads in memory of a device's own. Libraries of GPUs choose kernels by the
+alignment of what they are given, up to this; torch's own allocations have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,25 @@ class WeightPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightStretch:
+    """Bytes [begin, end) of a piece that lie together on a device, and where."""
+
+    piece: WeightPiece
+    begin: int
+    end: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWeights:
+    """The same weights in memory of a device's own, each tensor at `DEVICE_ALIGNMENT_BYTES`."""
+
+    stretches: tuple[WeightStretch, ...]
+    num_bytes: int
+    layouts: Mapping[BlockId, ParameterLayout]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SegmentWeights:
     """The flat buffer of one segment."""
 
@@ -44,10 +68,44 @@ class SegmentWeights:
     layouts: Mapping[BlockId, ParameterLayout]
     """Places of the parameters, by the segment that owns them."""
 
+    @functools.cached_property
+    def on_device(self) -> DeviceWeights:
+        """Where they lie on a device. Most tensors are whole multiples of the alignment, so that a
+        piece is one stretch; behind one that is not, another begins."""
+        slots = [(owner, slot) for owner, layout in self.layouts.items() for slot in layout.slots]
+        stretches: list[WeightStretch] = []
+        moved: dict[BlockId, list[ParameterSlot]] = {owner: [] for owner in self.layouts}
+        end_bytes = 0
+        for piece in self.pieces:
+            last = piece.offset_bytes + piece.nbytes
+            inside = [one for one in slots if piece.offset_bytes <= one[1].offset_bytes < last]
+            begin, at = 0, _aligned(end_bytes)
+            for owner, slot in sorted(inside, key=lambda one: one[1].offset_bytes):
+                in_piece = slot.offset_bytes - piece.offset_bytes
+                if (at + in_piece - begin) % DEVICE_ALIGNMENT_BYTES:
+                    stretches.append(
+                        WeightStretch(piece=piece, begin=begin, end=in_piece, offset_bytes=at)
+                    )
+                    begin, at = in_piece, _aligned(at + in_piece - begin)
+                moved[owner].append(replace(slot, offset_bytes=at + in_piece - begin))
+            stretches.append(
+                WeightStretch(piece=piece, begin=begin, end=piece.nbytes, offset_bytes=at)
+            )
+            end_bytes = at + piece.nbytes - begin
+        layouts = {
+            owner: ParameterLayout(slots=tuple(moved[owner]), num_bytes=end_bytes)
+            for owner in self.layouts
+        }
+        return DeviceWeights(stretches=tuple(stretches), num_bytes=end_bytes, layouts=layouts)
+
     def piece(self, part: Part, owner: BlockId) -> WeightPiece | None:
         """The piece of one part."""
         found = [one for one in self.pieces if one.part is part and one.owner == owner]
         return found[0] if found else None
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // DEVICE_ALIGNMENT_BYTES) * DEVICE_ALIGNMENT_BYTES
 
 
 def state_entries(

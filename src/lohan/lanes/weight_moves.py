@@ -127,16 +127,18 @@ class WeightMoves:
                 self._hand_over(task, flight, weights, lease)
             return
         if lease is not None:
-            flight.on_device = self._book.device_memory(lease, weights.num_bytes)
+            flight.on_device = self._book.device_memory(lease, weights.on_device.num_bytes)
         assert flight.on_device is not None
         number, count = task.piece
         events = []
-        for piece in weights.pieces:
-            begin, end = _cut(piece, number, count)
+        for stretch in weights.on_device.stretches:
+            begin, end = _cut(stretch.piece, number, count)
+            begin, end = max(begin, stretch.begin), min(end, stretch.end)
             if begin < end:
-                memory, at = self._ram_of(flight, piece)
+                memory, at = self._ram_of(flight, stretch.piece)
                 source = RamSpan(memory.address + at + begin, end - begin, memory)
-                target = flight.on_device.bytes()[piece.offset_bytes :][begin:end]
+                first = stretch.offset_bytes + begin - stretch.begin
+                target = flight.on_device.bytes()[first : first + end - begin]
                 events.append(self._device.copy_async(target, source, lane=Lane.RAM_TO_GPU))
         for event in events:
             self._device.wait(event)
@@ -204,11 +206,11 @@ class WeightMoves:
             return
         flight = self._in_flight[fetch]
         if flight.on_device is not None:
-            flat = flight.on_device.bytes()
+            flat, layouts = flight.on_device.bytes(), weights.on_device.layouts
         else:
             assert flight.in_place is not None
-            flat = flight.in_place
-        for owner, layout in weights.layouts.items():
+            flat, layouts = flight.in_place, weights.layouts
+        for owner, layout in layouts.items():
             self._sets[owner].bind(flat, layout)
 
     def release(self, fetch: Fetch) -> None:

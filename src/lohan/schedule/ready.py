@@ -106,6 +106,17 @@ class Ready:
             if line.tasks:
                 self._look_at(line.tasks[0])
 
+    def launch(self, task: Task) -> None:
+        """The work of a task is queued on a device: tasks of its lane, whose work will be queued
+        behind it, need not wait until it is done. It has started and needs nothing any more, so
+        that nobody can wait for it in vain."""
+        one = self._undone[task.id]
+        behind = [follower for follower in one.followers if follower.task.lane is task.lane]
+        one.followers = [follower for follower in one.followers if follower not in behind]
+        for follower in behind:
+            follower.num_before -= 1
+            self._look_at(follower)
+
     def finish(self, task: Task) -> list[Task]:
         """A task is done and gives its bytes back; returns those it was the last one before."""
         one = self._undone.pop(task.id)

@@ -35,12 +35,21 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", local_scalar_dense);
   m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
   m.impl("record_stream", record_stream);
+  m.impl("histc", histc);
   m.impl("native_dropout", native_dropout);
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&any_operator>());
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&any_operator>());
   m.impl("_scaled_dot_product_fused_attention_overrideable", fused_attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", fused_attention_backward);
+}
+// A copy resolves what is conjugated or negated itself. torch would have it resolved by a clone
+// first, which is a copy: without an end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&any_operator>());
@@ -144,6 +153,8 @@ TORCH_LIBRARY(testgpu, m) {
   });
   m.def("num_jobs(int stream) -> int",
         [](int64_t stream) -> int64_t { return worker(stream).num_jobs.load(); });
+  m.def("busy_us(int stream) -> int",
+        [](int64_t stream) -> int64_t { return worker(stream).busy_us.load(); });
   m.def("operators_waited_for() -> str[]", operators_waited_for);
   m.def("take_cpu_kernels() -> int", take_cpu_kernels);
   m.def("fail(str what) -> ()", [](std::string what) {

@@ -1,7 +1,6 @@
 // Kernels that a backend must bring: making tensors, views, copies, dropout.
 #pragma once
 #include "operators.h"
-#include <ATen/NativeFunctions.h>
 
 namespace testgpu {
 
@@ -65,6 +64,17 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 }
 void record_stream(at::Tensor& self, c10::Stream s) {
   allocator().recordStream(self.storage().data_ptr(), s);
+}
+
+/// GPUs count integers (experts' tokens, in transformers), the CPU only floating point numbers.
+at::Tensor histc(
+    const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  auto counts = at::empty({bins}, self.options());
+  launch([from = as_cpu(self), to = as_cpu(counts), bins, min, max]() mutable {
+    const bool is_whole = at::isIntegralType(from.scalar_type(), false);
+    to.copy_(at::histc(is_whole ? from.to(at::kDouble) : from, bins, min, max));
+  });
+  return counts;
 }
 
 std::tuple<at::Tensor, at::Tensor> native_dropout(

@@ -4,6 +4,7 @@
 // Where that depends on values, the call waits for the stream, as it does on a GPU.
 #pragma once
 #include "launching.h"
+#include <ATen/NativeFunctions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -97,10 +98,16 @@ class Call {
 
   void run() {
     auto target = cpu_operator(op_, args_);
-    if (writes_any_ && !must_resize_ && (writes_all_ || schema_.returns().empty())) {
-      launch([target, args = args_] {
+    const bool is_sized = !must_resize_ || size_for_results();
+    if (writes_any_ && is_sized && (writes_all_ || schema_.returns().empty())) {
+      launch([target, args = args_, sized = sized_] {
         Stack own = args;
+        // The CPU may change the size of these while it works, and cannot where the memory is ours.
+        for (auto i : sized)
+          own[i] = at::empty({0}, args[i].toTensor().options());
+        const Stack given = own;
         target.redispatchBoxed(kCpuKey, &own);
+        for (auto i : sized) args[i].toTensor().copy_(given[i].toTensor());
       });
       return_written();
     } else if (!(makes_all_ && !writes_any_ && queue_with_new_results(target))) {
@@ -143,9 +150,9 @@ class Call {
       }
   }
 
-  /// Results without memory, or nothing where they depend on values.
-  std::optional<Stack> shapes_of_results() {
-    Stack results;
+  /// What was given, without memory.
+  Stack shapes_of_given() const {
+    Stack shapes;
     auto without_memory = [](const at::Tensor& t) {
       if (!is_here(t)) return t;
       auto shape = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
@@ -153,9 +160,40 @@ class Call {
       if (t.is_neg()) shape._set_neg(true);
       return shape;
     };
+    for (const auto& value : given_)
+      shapes.push_back(changed(value, without_memory, Device(at::kMeta)));
+    return shapes;
+  }
+
+  /// Gives what results go to the size they will have. False where that depends on values, or where
+  /// there is something in it.
+  bool size_for_results() {
+    const auto shapes = shapes_of_given();
     try {
-      for (const auto& value : given_)
-        results.push_back(changed(value, without_memory, Device(at::kMeta)));
+      Stack own = shapes;
+      cpu_operator(op_, own).callBoxed(&own);
+    } catch (const std::exception&) {
+      return false;
+    }
+    for (size_t i = 0; i < given_.size(); ++i) {
+      if (!writes(i) || !schema_.arguments()[i].kwarg_only() || !given_[i].isTensor()) continue;
+      const auto& to = given_[i].toTensor();
+      const auto sizes = shapes[i].toTensor().sizes();
+      if (to.sizes() != sizes) {
+        if (to.numel() != 0) return false;
+        at::native::resize_(to, sizes, std::nullopt);
+        args_[i] = as_cpu(to);
+      }
+      sized_.push_back(i);
+    }
+    return true;
+  }
+
+  /// Results without memory, or nothing where they depend on values.
+  std::optional<Stack> shapes_of_results() {
+    Stack results;
+    try {
+      results = shapes_of_given();
       cpu_operator(op_, results).callBoxed(&results);
     } catch (const std::exception&) {
       return std::nullopt;
@@ -240,6 +278,7 @@ class Call {
   Stack* stack_;
   const Stack given_;
   Stack args_;
+  std::vector<size_t> sized_;
   bool writes_all_ = false, makes_all_ = false, writes_any_ = false, must_resize_ = false;
 };
 

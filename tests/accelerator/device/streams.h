@@ -60,6 +60,7 @@ class Worker {
   std::atomic<int64_t> delay_us{0};  // before every kernel and copy, to make races sure
   std::shared_ptr<struct Point> gate;  // what the stream is held at, if it is
   std::atomic<int64_t> num_jobs{0};
+  std::atomic<int64_t> busy_us{0};  // at kernels and copies, not at waiting
 
  private:
   void run() {
@@ -73,6 +74,7 @@ class Worker {
         std::tie(job, is_work) = std::move(jobs_.front());
         jobs_.pop_front();
       }
+      const auto began = std::chrono::steady_clock::now();
       if (delay_us && is_work) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
       try {
         job();
@@ -82,6 +84,9 @@ class Worker {
       }
       job = nullptr;
       ++num_jobs;
+      if (is_work)
+        busy_us += std::chrono::duration_cast<std::chrono::microseconds>(
+                       std::chrono::steady_clock::now() - began).count();
       {
         std::lock_guard<std::mutex> lock(mutex_);
         ++num_done_;
@@ -113,9 +118,11 @@ struct Point {
   std::mutex mutex;
   std::condition_variable changed;
   bool is_done = false;
+  std::chrono::steady_clock::time_point finished;
   void finish() {
     {
       std::lock_guard<std::mutex> lock(mutex);
+      finished = std::chrono::steady_clock::now();
       is_done = true;
     }
     changed.notify_all();
@@ -191,6 +198,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     auto point = static_cast<EventState*>(event)->point;
     if (point) point->wait();
     raise_error();
+  }
+  double elapsedTime(void* first, void* second, DeviceIndex) const override {
+    const auto begin = static_cast<EventState*>(first)->point;
+    const auto end = static_cast<EventState*>(second)->point;
+    TORCH_CHECK(begin->done() && end->done(), "an event whose time is asked for is not done");
+    return std::chrono::duration<double, std::milli>(end->finished - begin->finished).count();
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override {
     delete static_cast<EventState*>(event);

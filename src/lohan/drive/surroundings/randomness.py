@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lohan.drive.surroundings.host_randomness import HostDraw, HostState, draws_between
 from lohan.errors import ScheduleError
 
+_COUNTER_BYTES = 16
+"""Of a generator whose state is a seed and how far it has counted, 64 bits each: CUDA's, XPU's."""
 RandomState = tuple[Any, ...]
 """Python's and numpy's generators, the CPU's, its device's."""
 
@@ -45,17 +47,23 @@ class Generators:
         for device, own in zip(self._devices, others, strict=True):
             torch.get_device_module(device).set_rng_state(own, device)
 
+    def drawn(self, before: RandomState, after: RandomState) -> "list[AnyDraw | None]":
+        """What is known of the draws between two states without having seen them: those from
+        Python's and numpy's generators, and how far an accelerator's counter went."""
+        found: list[AnyDraw | None] = list(draws_between(before[0], after[0]))
+        for device, one, other in zip(self._devices, before[2:], after[2:], strict=True):
+            if one.nbytes == other.nbytes == _COUNTER_BYTES:
+                (seed, begin), (same_seed, end) = one.view(torch.int64), other.view(torch.int64)
+                if seed == same_seed and begin <= end:
+                    found.append(CounterDraw(device, int(end - begin)))
+        return found
+
 
 def same_state(one: RandomState, other: RandomState) -> bool:
     """Whether two states give the same random numbers."""
     return bool(one[0] == other[0]) and all(
         torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True)
     )
-
-
-def host_draws(before: RandomState, after: RandomState) -> "list[Draw | HostDraw | None]":
-    """What was drawn from Python's and numpy's generators between two states."""
-    return list(draws_between(before[0], after[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,31 @@ class Draw:
         args, kwargs = tree_unflatten(made, spec)
         self.func(*args, **kwargs)
 
+    @property
+    def device_type(self) -> str:
+        """Of the generator that was drawn from."""
+        leaves = tree_flatten((self.args, self.kwargs))[0]
+        devices = [leaf.device for leaf in leaves if isinstance(leaf, _Like)]
+        devices += [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+        return devices[0].type if devices else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CounterDraw:
+    """All that an accelerator drew: no kernel need run, and no memory be there for its results."""
+
+    device: torch.device
+    count: int
+
+    def repeat(self) -> None:
+        """Move the generator's counter."""
+        module = torch.get_device_module(self.device)
+        state = module.get_rng_state(self.device).clone()
+        state.view(torch.int64)[1] += self.count
+        module.set_rng_state(state, self.device)
+
+
+AnyDraw = Draw | HostDraw | CounterDraw
 
 _READS_VALUES = (
     # How much these draw, or whether they accept it, depends on the values of a tensor.
@@ -108,7 +141,7 @@ _READS_VALUES = (
 class DrawRecorder(TorchDispatchMode):
     """Notes every operator that draws from a default generator."""
 
-    def __init__(self, draws: list[Draw | HostDraw | None]) -> None:
+    def __init__(self, draws: list[AnyDraw | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
 
@@ -142,15 +175,21 @@ class DrawLedger:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Draw | HostDraw, ...]] = {}
+        self._known: dict[Hashable, tuple[AnyDraw, ...]] = {}
         self.has_draws: dict[Hashable, bool] = {}
         """By setting, whether any batch was found to draw; none before one was looked at."""
 
-    def learn(self, signature: Hashable, draws: Sequence[Draw | HostDraw | None]) -> None:
+    def learn(self, signature: Hashable, draws: Sequence[AnyDraw | None]) -> None:
         """Remember draws, unless one of them cannot be predicted."""
         noted = tuple(draw for draw in draws if draw is not None)
         if len(noted) == len(draws):
-            self._known[signature] = noted
+            counted = {draw.device.type for draw in noted if isinstance(draw, CounterDraw)}
+            self._known[signature] = tuple(
+                draw
+                for draw in noted
+                if not (isinstance(draw, Draw) and draw.device_type in counted)
+                and not (isinstance(draw, CounterDraw) and not draw.count)
+            )
 
     def knows(self, signature: Hashable) -> bool:
         """Whether the draws of such a batch were learned."""

@@ -6,6 +6,7 @@ by those who allocate.
 
 from collections.abc import Mapping
 
+from lohan.lanes.weight_map import DEVICE_ALIGNMENT_BYTES
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.schedule import RollingSchedule
 from lohan.schedule.task import Pool
@@ -61,4 +62,5 @@ def swap_rounding_bytes(plan: Plan) -> int:
 def area_slack_bytes(block: BlockPlan, num_micro_batches: int) -> int:
     """The same for one block and tier."""
     # Operators may have more than one output, and several tensors may enter a block.
-    return 64 * 4 * (len(block.choices) + 4) * num_micro_batches + _PAGE_BYTES
+    num_outputs = 4 * (len(block.choices) + 4) * num_micro_batches
+    return DEVICE_ALIGNMENT_BYTES * num_outputs + _PAGE_BYTES

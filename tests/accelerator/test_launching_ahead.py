@@ -1,0 +1,85 @@
+"""The host launches a block while the one before it still computes. No clocks: a held queue."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lohan.drive import Phase
+from lohan.engine.driver import StepDriver
+from lohan.vocabulary import BlockId, Choice
+from support import accelerator
+from support.accelerator_cases import on_accelerator
+from support.engine_runs import (
+    attach,
+    batches_of,
+    build,
+    optimizer_for,
+)
+
+COMPUTE = 0
+PATIENCE_SECONDS = 60
+"""For what should come at once; reached only by a mistake."""
+
+
+class HeldAt:
+    """Holds compute when a visit begins, and lets it go once a later one was launched."""
+
+    def __init__(self, begins: tuple[int, Phase], launched: tuple[int, Phase]) -> None:
+        self._begins, self._launched = begins, launched
+        self._is_launched = threading.Event()
+        self.num_held = 0
+        self.was_ahead: list[bool] = []
+
+    def put(self, patch: pytest.MonkeyPatch) -> None:
+        before, after = StepDriver.before, StepDriver.after
+
+        def begins(own: Any, segment: BlockId, phase: Phase) -> None:
+            if (segment, phase) == self._begins:
+                self._is_launched.clear()
+                accelerator.calls().hold(COMPUTE)
+                self.num_held += 1
+                threading.Thread(target=self._let_go, daemon=True).start()
+            before(own, segment, phase)
+
+        def launched(own: Any, segment: BlockId, phase: Phase, gradients: Any) -> None:
+            after(own, segment, phase, gradients)
+            if (segment, phase) == self._launched:
+                self._is_launched.set()
+
+        patch.setattr(StepDriver, "before", begins)
+        patch.setattr(StepDriver, "after", launched)
+
+    def _let_go(self) -> None:
+        self.was_ahead.append(self._is_launched.wait(PATIENCE_SECONDS))
+        accelerator.calls().let_go(COMPUTE)
+
+
+CHOICES = [Choice.KEEP, Choice.SWAP_TO_RAM, Choice.SWAP_TO_SSD, Choice.RECOMPUTE]
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
+def test_the_next_block_is_launched_while_one_computes(
+    phase: Phase,
+    choice: Choice,
+    num_micro_batches: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the second step on: in the first one graphs are compared with the blocks' code."""
+    case = on_accelerator(model="llama_packed", choice=choice, num_micro_batches=num_micro_batches)
+    visits = ((1, phase), (2, phase)) if phase is Phase.FORWARD else ((3, phase), (2, phase))
+    held = HeldAt(*visits)
+    model = build(case)
+    first, *others = batches_of(case)
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        engine.step(first)
+        with monkeypatch.context() as patch:
+            held.put(patch)
+            for batches in others:
+                engine.step(batches)
+        engine.close(should_delete=True)
+    assert held.was_ahead == [True] * len(others)
