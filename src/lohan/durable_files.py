@@ -92,9 +92,20 @@ def exchange_names(one: pathlib.Path, other: pathlib.Path) -> bool:
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
+def sync_file(path: pathlib.Path) -> None:
+    """Make a file that others write durable as far as it goes, with its name. None is fine."""
+    if path.exists():
+        _sync(path)
+        sync_directory(path.parent)
+
+
 def sync_directory(path: pathlib.Path) -> None:
     """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_DIRECTORY)
+
+
+def _sync(path: pathlib.Path, flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(descriptor)
     finally:

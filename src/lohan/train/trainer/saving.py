@@ -20,7 +20,7 @@ from typing import Any
 from transformers.trainer_callback import ExportableState
 
 from lohan.attaching import attach_with
-from lohan.durable_files import write_json
+from lohan.durable_files import sync_file, write_json
 from lohan.engine.engine import Engine
 from lohan.engine.model_buffers import changed_buffers
 from lohan.engine.options import FirstStates, Options
@@ -38,7 +38,7 @@ from lohan.train.run.disk_reservation import (
     refuse_full_drives,
     source_uses,
 )
-from lohan.train.run.progress import LogFile, RunInWords, step_numbers
+from lohan.train.run.progress import LOG_NAME, LogFile, RunInWords, step_numbers
 from lohan.train.run.pushing import PushingMixin
 from lohan.train.run.randomness_state import random_state
 from lohan.train.run.resume_point import RunRecord
@@ -287,6 +287,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
             )
         leave(self.stop_request)
+        if (
+            checkpoint is not None
+            and checkpoint.parent == self.out
+            and self.sealed_step is not None
+        ):
+            # A process may have ended between its last seal and this, with no step left to take.
+            self._remove_old(self.out / resume_point.checkpoint_name(self.sealed_step))
         write_ending(self, time.monotonic() - started)
         return done
 
@@ -313,15 +320,19 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         if self.source is not None:
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
+        sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
         self.engine.seal(metadata)
+        self._remove_old(path)
+        if self._is_archived(step) or self.is_best(step):
+            self.hold_space()
+
+    def _remove_old(self, newest: pathlib.Path) -> None:
         resume_point.remove_old(
             self.out,
-            newest=path,
+            newest=newest,
             best=self.state.best_model_checkpoint,
             save_total_limit=self.args.save_total_limit,
         )
-        if self._is_archived(step) or self.is_best(step):
-            self.hold_space()
 
     def _write_checkpoint(self, step: int) -> pathlib.Path:
         temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"

@@ -1,6 +1,7 @@
 """Every file a resume reads is the one that was sealed: one changed bit is refused."""
 
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -231,3 +232,30 @@ def test_the_rows_in_a_table_that_changed_are_refused(place: pathlib.Path) -> No
     done = train(place, "--resume", **ARCHIVING)
     assert done.exit_code == 2
     assert "training rows are not those" in done.stderr
+
+
+def test_a_folder_that_was_to_be_removed_after_the_last_seal_goes_with_a_resume(
+    place: pathlib.Path,
+) -> None:
+    out = place / "out"
+    shutil.copytree(out / "checkpoint-3", out / "checkpoint-1")  # as a process killed there leaves
+    (out / ".checkpoint-3.tmp").mkdir()
+    done = train(place, "--resume", **ARCHIVING)
+    assert done.exit_code == 0, done.stderr
+    left = sorted(path.name for path in out.glob("*checkpoint-*"))
+    assert left == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_the_log_is_flushed_with_every_seal(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, synced = os.fsync, []
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    done = train(place, out=str(place / "two"), max_steps="2", save_steps="1")
+    assert done.exit_code == 0, done.stderr
+    assert synced.count(str(place / "two" / "_lohan" / "log.jsonl")) == 2
