@@ -10,6 +10,7 @@ instant the newest seal names a folder that is there.
 """
 
 import functools
+import os
 import pathlib
 import shutil
 import time
@@ -38,6 +39,7 @@ from lohan.train.run.disk_reservation import (
     refuse_full_drives,
     source_uses,
 )
+from lohan.train.run.out_folder import refuse_replaced
 from lohan.train.run.progress import LOG_NAME, LogFile, RunInWords, step_numbers
 from lohan.train.run.pushing import PushingMixin
 from lohan.train.run.randomness_state import random_state
@@ -219,6 +221,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     def _start_engine(self, run: RunRecord | None) -> Engine:
         self.create_optimizer()
         make_working_folder(self.out)
+        self._out_status = os.stat(self.out)
         self.model_identity  # noqa: B018 - now: transformers changes the configuration later
         if run is None:
             self.hold_space()  # so that too little is known before states are written
@@ -321,6 +324,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
         sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
+        refuse_replaced(self.out, self._out_status)
         self.engine.seal(metadata)
         self._remove_old(path)
         if self._is_archived(step) or self.is_best(step):

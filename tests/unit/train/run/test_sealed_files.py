@@ -259,3 +259,28 @@ def test_the_log_is_flushed_with_every_seal(
     done = train(place, out=str(place / "two"), max_steps="2", save_steps="1")
     assert done.exit_code == 0, done.stderr
     assert synced.count(str(place / "two" / "_lohan" / "log.jsonl")) == 2
+
+
+def test_nothing_is_sealed_into_a_folder_that_was_put_in_place_of_the_run_s(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a mount vanishes: what is written under it is hidden once it is back."""
+    out, away, real = place / "two", place / "away", resume_point.publish
+
+    def publish(temporary: pathlib.Path, at: pathlib.Path, step: int) -> pathlib.Path:
+        if step == 2:
+            out.rename(away)
+            shutil.copytree(away, out)
+        return real(temporary, at, step)
+
+    monkeypatch.setattr(resume_point, "publish", publish)
+    ended = train(place, out=str(out), max_steps="3", save_steps="1")
+    assert ended.exit_code == 2
+    assert "the output folder was removed or replaced" in ended.stderr
+    assert "sealed at step 1" in ended.stdout
+    shutil.rmtree(out)
+    away.rename(out)
+    monkeypatch.setattr(resume_point, "publish", real)
+    assert train(place, "--resume", out=str(out), max_steps="3", save_steps="1").exit_code == 0
+    expected = (place / "out" / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == expected
