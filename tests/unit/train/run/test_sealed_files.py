@@ -284,3 +284,24 @@ def test_nothing_is_sealed_into_a_folder_that_was_put_in_place_of_the_run_s(
     assert train(place, "--resume", out=str(out), max_steps="3", save_steps="1").exit_code == 0
     expected = (place / "out" / "model.safetensors").read_bytes()
     assert (out / "model.safetensors").read_bytes() == expected
+
+
+def test_a_removal_cut_off_half_way_is_finished_by_the_next(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for name in ("resume.json", "trainer_state.json"):
+            (tmp_path / f"checkpoint-{step}" / name).write_text("{}")
+
+    def cut_off(path: pathlib.Path, **more: Any) -> None:
+        (path / "resume.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resume_point.shutil, "rmtree", cut_off)
+    kept = {"newest": tmp_path / "checkpoint-2", "save_total_limit": None}
+    with pytest.raises(KeyboardInterrupt):
+        resume_point.remove_old(tmp_path, **kept)
+    monkeypatch.undo()
+    resume_point.remove_old(tmp_path, **kept)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
