@@ -96,11 +96,16 @@ def of_numbers(run: Run, expected: Undisturbed) -> list[str]:
     wrong = []
     if weights_of(run) != expected.weights:
         wrong.append("the weights are not those of the undisturbed run")
-    for step, loss in losses_of(run):
+    try:
+        losses = losses_of(run)
+    except ValueError as error:
+        return [*wrong, f"the log has a line that is no JSON: {error}"]
+    for step, loss in losses:
         if expected.losses.get(step) != loss:
             wrong.append(f"the loss of step {step} is {loss}, not {expected.losses.get(step)}")
-    if {step for step, _ in losses_of(run)} != set(expected.losses):
-        wrong.append(f"the log has steps {sorted({step for step, _ in losses_of(run)})}")
+    steps = {step for step, _ in losses}
+    if steps != set(expected.losses):
+        wrong.append(f"the log has steps {sorted(steps)}")
     return wrong
 
 
