@@ -34,6 +34,7 @@ PRELOADED = (
     "trl.trainer.sft_trainer",
     "datasets.packaged_modules.generator.generator",
     "pydantic",
+    "typer._adapters",
     "lohan.cli",
     "lohan.cli.tables.output",
     "lohan.device.accelerator",
@@ -117,6 +118,8 @@ def preload() -> None:
     """Import what takes seconds. Must leave no thread behind: it would not be there in a child."""
     for name in PRELOADED:
         importlib.import_module(name)
+    # Compiles a thousand expressions, once in a process.
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     tasks = pathlib.Path("/proc/self/task").glob("*/comm")
     others = [name for path in tasks if (name := path.read_text().strip()) != "jemalloc_bg_thd"]
     assert len(others) == 1, others

@@ -21,7 +21,7 @@ from torturing.known import KNOWN, clear_row_cache
 from torturing.places import Run, Workshop
 from torturing.totals import Totals
 
-_MOST_FAULTS = 10
+_MOST_FAULTS = 16
 _SHARES = {"plain": 0.55, "copies": 0.35, "moved": 0.1}
 
 
@@ -112,7 +112,7 @@ def new_life(workshop: Workshop, totals: Totals, number: int, kind: str) -> Life
 
 def _early(life: Life) -> float:
     """A share of a whole run, rather early: what goes on from a seal has less before it."""
-    return life.draw.random() ** 1.5
+    return life.draw.random() ** 2
 
 
 def _nth(life: Life) -> int:

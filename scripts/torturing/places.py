@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from torturing import children
 from torturing.children import AtCall, AtTime, Ended
+from torturing.plans import read_plans, write_plans
 
 NUM_STEPS = 6
 VARIANTS: dict[str, dict[str, str]] = {
@@ -245,7 +246,23 @@ def undisturbed_run(workshop: Workshop, variant: str) -> tuple[Run, Ended]:
     """Run a variant without any fault, its system calls counted."""
     run = workshop.run_of(variant)
     run.clear()
-    fault = AtCall(nth=0, action=children.COUNT)
-    done = children.run(run.words(), scratch=workshop.scratch, watched=run.watched, fault=fault)
+    plans = workshop.scratch / "plans"
+
+    def program() -> None:
+        from lohan.cli import main
+
+        try:
+            main()
+        finally:
+            write_plans(plans)
+
+    done = children.run(
+        run.words(),
+        scratch=workshop.scratch,
+        watched=run.watched,
+        fault=AtCall(nth=0, action=children.COUNT),
+        program=program,
+    )
     assert done.code == 0, done.output
+    read_plans(plans)
     return run, done
