@@ -13,7 +13,8 @@ KNOWN = {
         r"a traceback is shown.*(OSError: \[Errno (5|27|28|30|122)\]|FileNotFoundError: \[Errno)"
     ),
     "a killed process leaves .partial- or .lohan-reserved in OUT": (
-        r"files more than the undisturbed run: .*(\.partial-|\.lohan-reserved)"
+        r"(files more than the undisturbed run|left beside the output folder): .*"
+        r"(\.partial-|\.lohan-reserved)"
     ),
     "tables of rows that are damaged end in a traceback": (
         r"tables/.*a traceback is shown|a traceback is shown.*(flatbuffers|ArrowInvalid|pyarrow)"

@@ -209,8 +209,9 @@ class Workshop:
 
     @contextlib.contextmanager
     def opened_disks(self) -> Iterator[list[int]]:
-        """Descriptors of both, for cutting their power."""
-        found = [os.open(disk, os.O_RDONLY | os.O_DIRECTORY) for disk in self.disks]
+        """Descriptors of both, for cutting their power; none where there are none."""
+        disks = () if self.why_no_disks else self.disks
+        found = [os.open(disk, os.O_RDONLY | os.O_DIRECTORY) for disk in disks]
         try:
             yield found
         finally:
