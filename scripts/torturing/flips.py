@@ -25,7 +25,7 @@ NOT_READ = {
     ),
     r"/states\.\d+\.bin$": "outside the sealed extents: the slot that is written to next",
 }
-_NUM_FLIPS = 1000
+_NUM_FLIPS = 2500
 _MOST_RESUMES = 5
 _SHARE_TRIED = 0.005
 """Of flips in files that are not read, how many are tried by a resume all the same."""
@@ -48,9 +48,11 @@ def flips(life: Life) -> None:
     wishes = [_draw(life, subjects) for _ in range(_NUM_FLIPS)]
 
     def judge_all() -> None:
+        for subject in subjects:
+            assert not (found := _noticed(subject)), f"{subject.name} is whole: {found}"
         with open(answers, "w", encoding="utf-8") as file:
             for subject, path, bit in wishes:
-                file.write(json.dumps(_noticed(subject, path, bit)) + "\n")
+                file.write(json.dumps(_noticed_flip(subject, path, bit)) + "\n")
 
     ended = children.run([], scratch=life.workshop.scratch, program=judge_all)
     lines = answers.read_text(encoding="utf-8").splitlines()
@@ -91,7 +93,7 @@ def _subjects(life: Life) -> list[Subject]:
     if not export.exists():
         done = life.command(["export", str(ended.out), "--out", str(export)])
         assert done.code == 0, done.output
-    copies = tuple(stopped.out.glob("checkpoint-*"))
+    copies = tuple(path.parent for path in stopped.out.glob("checkpoint-*/states"))
     return [
         Subject("a stopped run", _files(stopped), (stopped.out, *copies), stopped),
         Subject("an ended run", _files(ended), (ended.out, *ended.ssd), ended),
@@ -131,26 +133,33 @@ def _flip(path: pathlib.Path, bit: int) -> None:
         os.close(descriptor)
 
 
-def _noticed(subject: Subject, path: pathlib.Path, bit: int) -> str:
-    """What `lohan check` says about it, if anything. Runs in a child."""
-    from lohan.errors import LohanError
-    from lohan.train.run.checking import check_directory
-
+def _noticed_flip(subject: Subject, path: pathlib.Path, bit: int) -> str:
+    """What `lohan check` says about a flip, if anything. Runs in a child."""
     _flip(path, bit)
     try:
-        for place in subject.checked:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                reports = check_directory(place, [], quick=False, trust_remote_code=False)
-            problems = [str(one) for report in reports for one in report["problems"]]
-            if problems:
-                return problems[0]
-    except LohanError as error:
-        return error.what
+        return _noticed(subject, path)
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"
     finally:
         _flip(path, bit)
+
+
+def _noticed(subject: Subject, path: pathlib.Path | None = None) -> str:
+    """What `lohan check` finds in a subject, the folder of the path first."""
+    from lohan.errors import LohanError
+    from lohan.train.run.checking import check_directory
+
+    nearest = sorted(subject.checked, key=lambda place: -len(place.parts))
+    for place in sorted(nearest, key=lambda place: path is None or not path.is_relative_to(place)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                reports = check_directory(place, [], quick=False, trust_remote_code=False)
+        except LohanError as error:
+            return error.what
+        problems = [str(one) for report in reports for one in report["problems"]]
+        if problems:
+            return problems[0]
     return ""
 
 

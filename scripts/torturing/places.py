@@ -94,7 +94,11 @@ class Run:
             shutil.rmtree(left, ignore_errors=True)
         for folder in self.ssd:
             folder.mkdir(parents=True)
-        os.sync()  # what was there before a life is there after a power cut
+            if os.path.ismount(folder.parent):
+                # What was there before a life is there after a power cut.
+                descriptor = os.open(folder, os.O_RDONLY)
+                ctypes.CDLL(None).syncfs(descriptor)
+                os.close(descriptor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
