@@ -94,11 +94,11 @@ class Run:
             shutil.rmtree(left, ignore_errors=True)
         for folder in self.ssd:
             folder.mkdir(parents=True)
-            if os.path.ismount(folder.parent):
-                # What was there before a life is there after a power cut.
-                descriptor = os.open(folder, os.O_RDONLY)
-                ctypes.CDLL(None).syncfs(descriptor)
-                os.close(descriptor)
+        for disk in filter(os.path.ismount, {folder.parent for folder in (self.out, *self.ssd)}):
+            # What is removed and made before a life stays so after a power cut.
+            descriptor = os.open(disk, os.O_RDONLY)
+            ctypes.CDLL(None).syncfs(descriptor)
+            os.close(descriptor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
