@@ -114,9 +114,20 @@ def exchange_names(one: pathlib.Path, other: pathlib.Path) -> bool:
     raise OSError(number, os.strerror(number), str(one), None, str(other))
 
 
+def sync_file(path: pathlib.Path) -> None:
+    """Make a file that others write durable as far as it goes, with its name. None is fine."""
+    if path.exists():
+        _sync(path)
+        sync_directory(path.parent)
+
+
 def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(path, os.O_DIRECTORY)
+
+
+def _sync(path: str | os.PathLike[str], flags: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -51,6 +51,20 @@ def test_a_whole_model_is_said_to_be_whole(tmp_path: pathlib.Path) -> None:
     assert report["problems"] == report["remarks"] == []
 
 
+def test_one_changed_bit_in_any_file_of_an_export_is_found(tmp_path: pathlib.Path) -> None:
+    _, ssd = make_run(tmp_path)
+    out = tmp_path / "out"
+    assert run_lohan("export", ssd[0], "--out", out).exit_code == 0
+    assert (out / "model_files.json").stat().st_mode == (out / "config.json").stat().st_mode
+    for path in out.iterdir():
+        content = path.read_bytes()
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        assert run_lohan("check", out).exit_code == 1, path.name
+        path.write_bytes(content)
+    assert run_lohan("check", out).exit_code == 0
+
+
 def test_a_damaged_model_is_named_and_the_exit_code_says_so(tmp_path: pathlib.Path) -> None:
     save_model("llama", tmp_path, max_shard="4KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[1]

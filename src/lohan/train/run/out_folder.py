@@ -147,6 +147,20 @@ def clear_folder_of(run_id: str, out: pathlib.Path) -> None:
             Reservation(out).release()
 
 
+def refuse_replaced(out: pathlib.Path, before: os.stat_result) -> None:
+    """Refuse to count on a folder that is not the one the run began with.
+
+    Where a mount has vanished, files are written under it, and are hidden when it comes back.
+
+    Raises:
+        StorageError: it is gone, or another one is in its place.
+    """
+    is_same = out.is_dir() and os.path.samestat(os.stat(out), before)
+    if not is_same:
+        what = "the output folder was removed or replaced while the run went on"
+        raise storage_error(what, errno.ENOENT, path=str(out))
+
+
 def _tables_of(out: pathlib.Path) -> set[pathlib.Path]:
     folder = working_folder(out) / TABLES_FOLDER
     return {folder, *folder.rglob("*")} if folder.is_dir() else set()

@@ -8,6 +8,7 @@ callbacks; they run on the main thread.
 import json
 import logging
 import math
+import os
 import pathlib
 import statistics
 import time
@@ -71,8 +72,14 @@ class LogFile(TrainerCallback):
 def append_log(args: Any, line: dict[str, Any]) -> None:
     """Add a line to log.jsonl, with the time."""
     path = make_working_folder(pathlib.Path(args.output_dir)) / LOG_NAME
-    with private_files(), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"time": time.time(), **line}, default=float) + "\n")
+    text = json.dumps({"time": time.time(), **line}, default=float) + "\n"
+    with private_files(), open(path, "a+b") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        if file.read() not in (b"", b"\n"):
+            # Behind the last whole line a power cut leaves zeros, a full drive half a line.
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(text.encode())
 
 
 class RunInWords(TrainerCallback):

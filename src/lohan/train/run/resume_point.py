@@ -258,11 +258,17 @@ def remove_old(
         if has_archive(path):
             archives.append(path)
         elif path.name not in kept:
-            shutil.rmtree(path)
+            _remove(path)
     if save_total_limit is not None and save_total_limit > 0:
         for path in archives[:-save_total_limit]:
             if path.name not in kept:
-                shutil.rmtree(path)
+                _remove(path)
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Delete a folder. Of a process killed half-way the rest has a name that is looked for."""
+    doomed = path.rename(path.with_name(f".{path.name}.tmp"))
+    shutil.rmtree(doomed)
 
 
 def _remove_halves(out: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ instant the newest seal names a folder that is there.
 """
 
 import functools
+import os
 import pathlib
 import shutil
 import time
@@ -22,7 +23,7 @@ from transformers.trainer_callback import ExportableState
 
 from lohan.attaching import attach_with
 from lohan.closing import Closing
-from lohan.durable_files import write_json
+from lohan.durable_files import sync_file, write_json
 from lohan.engine.engine import Engine
 from lohan.engine.model_buffers import changed_buffers
 from lohan.engine.options import FirstStates, Options
@@ -40,7 +41,8 @@ from lohan.train.run.disk_reservation import (
     refuse_full_drives,
     source_uses,
 )
-from lohan.train.run.progress import LogFile, RunInWords, step_numbers
+from lohan.train.run.out_folder import refuse_replaced
+from lohan.train.run.progress import LOG_NAME, LogFile, RunInWords, step_numbers
 from lohan.train.run.pushing import PushingMixin
 from lohan.train.run.randomness_state import random_state
 from lohan.train.run.resume_point import RunRecord
@@ -222,6 +224,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     def _start_engine(self, run: RunRecord | None) -> Engine:
         self.create_optimizer()
         make_working_folder(self.out)
+        self._out_status = os.stat(self.out)
         self.model_identity  # noqa: B018 - now: transformers changes the configuration later
         if run is None:
             self.hold_space()  # so that too little is known before states are written
@@ -294,6 +297,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
             )
         leave(self.stop_request)
+        if (
+            checkpoint is not None
+            and checkpoint.parent == self.out
+            and self.sealed_step is not None
+        ):
+            # A process may have ended between its last seal and this, with no step left to take.
+            self._remove_old(self.out / resume_point.checkpoint_name(self.sealed_step))
         write_ending(self, time.monotonic() - started)
         return done
 
@@ -320,15 +330,20 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         if self.source is not None:
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
+        sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
+        refuse_replaced(self.out, self._out_status)
         self.engine.seal(metadata)
+        self._remove_old(path)
+        if self._is_archived(step) or self.is_best(step):
+            self.hold_space()
+
+    def _remove_old(self, newest: pathlib.Path) -> None:
         resume_point.remove_old(
             self.out,
-            newest=path,
+            newest=newest,
             best=self.state.best_model_checkpoint,
             save_total_limit=self.args.save_total_limit,
         )
-        if self._is_archived(step) or self.is_best(step):
-            self.hold_space()
 
     def _write_checkpoint(self, step: int) -> pathlib.Path:
         temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"

@@ -28,7 +28,7 @@ from lohan.train.weights.check_export import ModelDirectoryReport, check_model_d
 from lohan.train.weights.checkpoint_files import INDEX_NAME, shown
 from lohan.train.weights.checkpoint_names import NameGroup
 from lohan.train.weights.export_layout import ExportLayout, cut_shards, export_layout
-from lohan.train.weights.file_list import files_below
+from lohan.train.weights.file_list import MODEL_LIST_NAME, files_below, hash_files, write_list
 from lohan.train.weights.safetensors_format import StoredTensor
 from lohan.train.weights.safetensors_stream import ShardWriter
 from lohan.train.weights.source import ModelSource, source_of_config
@@ -111,6 +111,8 @@ def export_model(
                 remedy="report this, with the name of the model; the trained states are untouched",
             )
         written = tuple(files_below(partial))
+        if not is_merge:  # into a folder of a run or a checkpoint, which has a list of its own
+            _write_files_list(partial, written)
         place_model(partial, out, is_merge=is_merge)
     return dataclasses.replace(report, path=out, files=written)
 
@@ -293,6 +295,14 @@ def _refuse_full(directory: Path, layout: ExportLayout) -> None:
         )
 
 
+@contextlib.contextmanager
+def _told(what: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(what, error.errno or errno.EIO, path=str(path)) from None
+
+
 def _write_index(path: Path, layout: ExportLayout, writers: list[ShardWriter]) -> None:
     places = [place for writer in writers for place in writer.places]
     known = layout.skeleton
@@ -303,11 +313,16 @@ def _write_index(path: Path, layout: ExportLayout, writers: list[ShardWriter]) -
         },
         "weight_map": {place.name: place.path.name for place in places},
     }
-    try:
+    with _told("an index cannot be written", path):
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("an index cannot be written", number, path=str(path)) from None
+
+
+def _write_files_list(partial: Path, names: tuple[str, ...]) -> None:
+    """Hashes of all files, which `lohan check` compares; read by whoever may read the model."""
+    path = partial / MODEL_LIST_NAME
+    with _told("an export cannot be made durable", path):
+        write_list(path, hash_files(partial, names))
+        shutil.copymode(partial / "config.json", path)
 
 
 def place_model(partial: Path, out: Path, *, is_merge: bool) -> None:
@@ -325,38 +340,29 @@ def _sync_all(directory: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    try:
+    with _told("an export cannot be made durable", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("an export cannot be made durable", number, path=str(path)) from None
 
 
 def _rename(partial: Path, out: Path) -> None:
-    try:
+    with _told("an export cannot be renamed", out):
         os.rename(partial, out)  # an empty directory is replaced, any other is not
-    except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("an export cannot be renamed", number, path=str(out)) from None
     _sync(out.parent)
 
 
 def _merge(partial: Path, out: Path) -> None:
     """Replace the model files in `out`; without config.json it is no model for anyone."""
-    try:
+    with _told("an export cannot be moved", out):
         (out / "config.json").unlink(missing_ok=True)
-        for old in (out / INDEX_NAME, *out.glob("model*.safetensors")):
+        for old in (out / INDEX_NAME, out / MODEL_LIST_NAME, *out.glob("model*.safetensors")):
             old.unlink(missing_ok=True)
         entries = sorted(partial.iterdir(), key=lambda path: path.name == "config.json")
         for path in entries:
             if path.is_dir():
                 shutil.rmtree(out / path.name, ignore_errors=True)
             os.rename(path, out / path.name)
-    except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("an export cannot be moved", number, path=str(out)) from None
     _sync(out)

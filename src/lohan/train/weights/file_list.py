@@ -23,7 +23,7 @@ from lohan.ssd.engines.storage_errors import storage_error
 T = TypeVar("T")
 LIST_NAME = "files.json"
 MODEL_LIST_NAME = "model_files.json"
-"""Among the working files of a run: the model it wrote into OUT."""
+"""Among the working files of a run: the model in OUT. In an exported model: its own files."""
 VERSION = 1
 _HASH_BYTES = 1 << 20
 _REMEDY = "copy the whole folder again, or resume from another checkpoint"

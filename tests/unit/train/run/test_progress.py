@@ -1,6 +1,8 @@
 """What a run shows: the plan in words, one line per step, a bar in a terminal."""
 
 import io
+import json
+import pathlib
 import types
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,7 @@ from lohan.simulate import SimulatedStep, simulate_plan
 from lohan.simulate.answers.advice import advice_for, question_of
 from lohan.simulate.bottleneck import lane_words
 from lohan.train.run.plan_summary import cautions, plan_in_words
-from lohan.train.run.progress import ConsoleProgress, step_numbers
+from lohan.train.run.progress import ConsoleProgress, append_log, step_numbers
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +223,17 @@ def test_the_larger_batch_is_that_of_the_advice_at_the_end() -> None:
     batch = int(end.change.split()[3].replace(",", ""))
     assert start.startswith(f"{batch} rows a step instead of 1")
     assert f"would be {end.factor:.1f}x as fast" in start
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 700, b'{"step": 2, "lo'])
+def test_a_log_goes_on_behind_its_last_whole_line(left: bytes, tmp_path: pathlib.Path) -> None:
+    """A power cut leaves zeros where lines were not flushed, a full drive half a line."""
+    args = types.SimpleNamespace(output_dir=str(tmp_path))
+    append_log(args, {"step": 1})
+    path = tmp_path / "_lohan" / "log.jsonl"
+    with open(path, "ab") as file:
+        file.write(left)
+    append_log(args, {"step": 2})
+    append_log(args, {"step": 3})
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]

@@ -1,6 +1,7 @@
 """Every file a resume reads is the one that was sealed: one changed bit is refused."""
 
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -231,3 +232,76 @@ def test_the_rows_in_a_table_that_changed_are_refused(place: pathlib.Path) -> No
     done = train(place, "--resume", **ARCHIVING)
     assert done.exit_code == 2
     assert "training rows are not those" in done.stderr
+
+
+def test_a_folder_that_was_to_be_removed_after_the_last_seal_goes_with_a_resume(
+    place: pathlib.Path,
+) -> None:
+    out = place / "out"
+    shutil.copytree(out / "checkpoint-3", out / "checkpoint-1")  # as a process killed there leaves
+    (out / ".checkpoint-3.tmp").mkdir()
+    done = train(place, "--resume", **ARCHIVING)
+    assert done.exit_code == 0, done.stderr
+    left = sorted(path.name for path in out.glob("*checkpoint-*"))
+    assert left == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_the_log_is_flushed_with_every_seal(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, synced = os.fsync, []
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    done = train(place, out=str(place / "two"), max_steps="2", save_steps="1")
+    assert done.exit_code == 0, done.stderr
+    assert synced.count(str(place / "two" / "_lohan" / "log.jsonl")) == 2
+
+
+def test_nothing_is_sealed_into_a_folder_that_was_put_in_place_of_the_run_s(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a mount vanishes: what is written under it is hidden once it is back."""
+    out, away, real = place / "two", place / "away", resume_point.publish
+
+    def publish(temporary: pathlib.Path, at: pathlib.Path, step: int) -> pathlib.Path:
+        if step == 2:
+            out.rename(away)
+            shutil.copytree(away, out)
+        return real(temporary, at, step)
+
+    monkeypatch.setattr(resume_point, "publish", publish)
+    ended = train(place, out=str(out), max_steps="3", save_steps="1")
+    assert ended.exit_code == 2
+    assert "the output folder was removed or replaced" in ended.stderr
+    assert "sealed at step 1" in ended.stdout
+    shutil.rmtree(out)
+    away.rename(out)
+    monkeypatch.setattr(resume_point, "publish", real)
+    assert train(place, "--resume", out=str(out), max_steps="3", save_steps="1").exit_code == 0
+    expected = (place / "out" / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == expected
+
+
+def test_a_removal_cut_off_half_way_is_finished_by_the_next(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for name in ("resume.json", "trainer_state.json"):
+            (tmp_path / f"checkpoint-{step}" / name).write_text("{}")
+
+    def cut_off(path: pathlib.Path, **more: Any) -> None:
+        (path / "resume.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resume_point.shutil, "rmtree", cut_off)
+    kept = {"newest": tmp_path / "checkpoint-2", "save_total_limit": None}
+    with pytest.raises(KeyboardInterrupt):
+        resume_point.remove_old(tmp_path, **kept)
+    monkeypatch.undo()
+    resume_point.remove_old(tmp_path, **kept)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
