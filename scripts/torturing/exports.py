@@ -56,12 +56,11 @@ def exports(life: Life) -> None:
             name = ("", "killed", "failing call", "short write", "power cut")[action]
             life.totals.count(life.kind, name)
         life.tell(_wrong(ended, fault, out, expected), f"export, {ended.where}")
-        for left in place.glob(".*"):
-            life.tell([f"left beside the output folder: {left.name}"], f"export, {ended.where}")
-            shutil.rmtree(left)
+        if ended.code >= 0:  # what a killed one leaves, the next one removes
+            life.tell(_left(place), f"export, {ended.where}")
     shutil.rmtree(out, ignore_errors=True)
     ended = _export(life, run, out, None)
-    life.tell(_wrong(ended, None, out, expected), "export without a fault")
+    life.tell(_wrong(ended, None, out, expected) + _left(place), "export without a fault")
     shutil.rmtree(place)
 
 
@@ -88,6 +87,10 @@ def _wrong(
     if ended.code == judge.DONE and not out.exists():
         wrong.append("it says it is done, and no model is there")
     return wrong
+
+
+def _left(place: pathlib.Path) -> list[str]:
+    return [f"left beside the output folder: {path.name}" for path in place.glob(".*")]
 
 
 def _content(folder: pathlib.Path) -> dict[str, str]:

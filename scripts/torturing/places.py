@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "copies": {"offload.archive_steps": "2", "save_total_limit": "1"},
     # States too large for RAM move in every step; the best model is kept; rows are evaluated.
     "moved": {
-        "ram": "7148KiB",
+        "ram": "7600KiB",
         "eval_strategy": "steps",
         "eval_steps": "2",
         "save_steps": "2",

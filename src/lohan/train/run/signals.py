@@ -73,6 +73,7 @@ def stop_on_signals(*, is_at_once: bool) -> Iterator[StopRequest]:
             os._exit(EXIT_BY_SIGNAL + number)
         request.signal_number = number
         if request.is_at_once:
+            sys.stderr.write(f"\n{request.name}: stopped at once\n")
             leave(request)
         sys.stderr.write(
             f"\n{request.name}: {request.until}, then the run ends; once more to stop at once\n"
