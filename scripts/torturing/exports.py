@@ -48,6 +48,7 @@ def exports(life: Life) -> None:
             action=action,
             number=int(number),
         )
+        before = _left(place)
         with life.workshop.opened_disks() as disks:
             ended = _export(life, run, out, fault, disks=disks)
         if action == children.POWER_CUT:
@@ -56,8 +57,9 @@ def exports(life: Life) -> None:
             name = ("", "killed", "failing call", "short write", "power cut")[action]
             life.totals.count(life.kind, name)
         life.tell(_wrong(ended, fault, out, expected), f"export, {ended.where}")
-        if ended.code >= 0:  # what a killed one leaves, the next one removes
-            life.tell(_left(place), f"export, {ended.where}")
+        if ended.code >= 0:  # what a killed one leaves, the next one that gets there removes
+            own = [one for one in _left(place) if ended.code == judge.DONE or one not in before]
+            life.tell(own, f"export, {ended.where}")
     shutil.rmtree(out, ignore_errors=True)
     ended = _export(life, run, out, None)
     life.tell(_wrong(ended, None, out, expected) + _left(place), "export without a fault")
