@@ -20,11 +20,12 @@ class PaperModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicModel:
-    """A public model: its transformers configuration."""
+    """A public model: its configuration."""
 
-    model_type: str
     nominal_parameters: float
     settings: dict[str, Any]
+    model_type: str | None = None
+    """Of transformers; without it the settings name a class of diffusers."""
 
 
 GPT_SEQUENCE = 1024
@@ -119,6 +120,22 @@ def _qwen3(layers: int, heads: int, hidden: int, intermediate: int) -> dict[str,
     )
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    return _decoder(
+        layers=layers,
+        heads=64,
+        key_value_heads=8,
+        hidden=2880,
+        intermediate=2880,
+        vocabulary=201088,
+        longest_sequence=131072,
+        head_dim=64,
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+        sliding_window=128,
+    )
+
+
 def _gpt2(layers: int, heads: int, hidden: int) -> dict[str, Any]:
     return {
         "n_layer": layers,
@@ -126,6 +143,17 @@ def _gpt2(layers: int, heads: int, hidden: int) -> dict[str, Any]:
         "n_embd": hidden,
         "n_positions": 1024,
         "vocab_size": 50257,
+    }
+
+
+def _denoiser(name: str, *, layers: int, heads: int, text_width: int) -> dict[str, Any]:
+    return {
+        "_class_name": name,
+        "num_layers": layers,
+        "num_attention_heads": heads,
+        "attention_head_dim": 128,
+        "joint_attention_dim": text_width,
+        "in_channels": 64,
     }
 
 
@@ -193,20 +221,43 @@ PUBLIC_MODELS = {
         ),
     ),
     "gpt-oss-20b": PublicModel(
-        model_type="gpt_oss",
-        nominal_parameters=20e9,
+        model_type="gpt_oss", nominal_parameters=20e9, settings=_gpt_oss(24, 32)
+    ),
+    "gpt-oss-120b": PublicModel(
+        model_type="gpt_oss", nominal_parameters=117e9, settings=_gpt_oss(36, 128)
+    ),
+    "qwen3-30b-a3b": PublicModel(
+        model_type="qwen3_moe",
+        nominal_parameters=30e9,
         settings=_decoder(
-            layers=24,
-            heads=64,
+            layers=48,
+            heads=32,
+            key_value_heads=4,
+            hidden=2048,
+            intermediate=6144,
+            vocabulary=151936,
+            longest_sequence=40960,
+            head_dim=128,
+            moe_intermediate_size=768,
+            num_experts=128,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+        ),
+    ),
+    "mixtral-8x7b": PublicModel(
+        model_type="mixtral",
+        nominal_parameters=47e9,
+        settings=_decoder(
+            layers=32,
+            heads=32,
             key_value_heads=8,
-            hidden=2880,
-            intermediate=2880,
-            vocabulary=201088,
-            longest_sequence=131072,
-            head_dim=64,
-            num_local_experts=32,
-            num_experts_per_tok=4,
-            sliding_window=128,
+            hidden=4096,
+            intermediate=14336,
+            vocabulary=32000,
+            longest_sequence=32768,
+            sliding_window=None,
+            num_local_experts=8,
+            num_experts_per_tok=2,
         ),
     ),
     "mistral-large": PublicModel(
@@ -241,6 +292,33 @@ PUBLIC_MODELS = {
     "gpt2": PublicModel(model_type="gpt2", nominal_parameters=124e6, settings=_gpt2(12, 12, 768)),
     "gpt2-xl": PublicModel(
         model_type="gpt2", nominal_parameters=1.5e9, settings=_gpt2(48, 25, 1600)
+    ),
+    "flux-12b": PublicModel(
+        nominal_parameters=12e9,
+        settings={
+            **_denoiser("FluxTransformer2DModel", layers=19, heads=24, text_width=4096),
+            "num_single_layers": 38,
+            "pooled_projection_dim": 768,
+            "guidance_embeds": True,
+        },
+    ),
+    "qwen-image-20b": PublicModel(
+        nominal_parameters=20e9,
+        settings=_denoiser("QwenImageTransformer2DModel", layers=60, heads=24, text_width=3584),
+    ),
+    "wan-14b": PublicModel(
+        nominal_parameters=14e9,
+        settings={
+            "_class_name": "WanTransformer3DModel",
+            "num_layers": 40,
+            "num_attention_heads": 40,
+            "attention_head_dim": 128,
+            "ffn_dim": 13824,
+            "text_dim": 4096,
+            "in_channels": 16,
+            "out_channels": 16,
+            "patch_size": [1, 2, 2],
+        },
     ),
 }
 
