@@ -13,7 +13,6 @@ import tempfile
 
 from lohan.errors import ConfigError
 
-
 _ENDING = ".lohan-partial"
 
 
