@@ -67,7 +67,7 @@ class ReproducedRow:
     def to_fields(self) -> dict[str, object]:
         """Every column, then published, simulated and relative_error."""
         return {
-            **self.row.cells(),
+            **asdict(self.row),
             "published": self.published,
             "simulated": self.simulated,
             "relative_error": self.relative_error,
