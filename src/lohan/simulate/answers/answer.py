@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from lohan.errors import DoesNotFit
 from lohan.hardware.machine import Machine
-from lohan.model.known_shapes import models_like
+from lohan.model.names import models_like
 from lohan.model.shape import ModelShape
 from lohan.plan.limits import Question, largest_batch, largest_model
 from lohan.plan.nearest import NearestFit, more_memory, nearest_fits
