@@ -34,6 +34,8 @@ from lohan.working_folder import RUN_NAME, make_working_folder, working_folder
 RESUME_NAME = "resume.json"
 TRAINER_NAME = "trainer_state.json"
 STATES_FOLDER = "states"
+REFERENCE_NAME = "reference.safetensors"
+"""Of runs that compare with their first weights: what these gave for every row."""
 VERSION = 2
 UNLISTED_VERSION = 1
 """Of folders of older releases, which have no list of their files."""
@@ -169,7 +171,8 @@ def read_resume(checkpoint: pathlib.Path, seal: Mapping[str, Any] | None = None)
                 path=str(listed),
             )
         index = (_INDEX,) if has_archive(checkpoint) else ()
-        check_files(checkpoint, files, (RESUME_NAME, TRAINER_NAME, *index))
+        reference = (REFERENCE_NAME,) if REFERENCE_NAME in files else ()
+        check_files(checkpoint, files, (RESUME_NAME, TRAINER_NAME, *index, *reference))
     found = read_record(
         path,
         dict[str, Any],
@@ -195,7 +198,7 @@ def read_state(checkpoint: pathlib.Path) -> dict[str, Any]:
 
 def model_files(files: Iterable[str]) -> list[str]:
     """The files of a checkpoint folder that are its model, where it has one."""
-    own = (RESUME_NAME, TRAINER_NAME)
+    own = (RESUME_NAME, TRAINER_NAME, REFERENCE_NAME)
     return [n for n in files if n not in own and not n.startswith(f"{STATES_FOLDER}/")]
 
 

@@ -4,6 +4,7 @@ Owns the two lists: what is refused with its reason (`refuse_unsupported`) and w
 because the planner decides it (`without_effect`). The trainers and `lohan train` both ask here.
 """
 
+import sys
 from typing import Any
 
 from lohan.errors import ConfigError
@@ -86,6 +87,27 @@ def refuse_unsupported(args: Any) -> None:
             why="a checkpoint holds the states and settings of the run; only the model is sent",
             remedy="set hub_strategy=end, or send an archive yourself",
         )
+
+
+def refuse_generating(kind: type) -> None:
+    """Refuse a trainer of TRL that trains on what the model writes.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    for one in kind.__mro__:
+        module = sys.modules.get(one.__module__)
+        is_trl = one.__module__.startswith("trl.")
+        generates = hasattr(module, "unwrap_model_for_generation") or "Async" in one.__name__
+        if is_trl and generates:
+            raise ConfigError(
+                f"{one.__name__} is not supported",
+                why="it trains on answers the model writes during training, and each token of "
+                "them is a pass through weights that are on SSD",
+                remedy="write the answers beforehand and train on them as preferences "
+                "(lohan.DPOTrainer, lohan.KTOTrainer), or use TRL on a machine whose GPUs hold "
+                "the model",
+            )
 
 
 def refuse_broken_window(trainer: Any, num_batches: int) -> None:

@@ -1,9 +1,11 @@
-"""A model a trainer is given by its name: opened and made without loading its weights.
+"""What a trainer is given: its parameters by name, and a model by its name, without its weights.
 
-Owns what of a trainer's arguments concerns it. The weights are streamed by `source`. Called by the
-trainers.
+Owns what of a trainer's arguments concerns the model. The weights are streamed by `source`. Called
+by the trainers.
 """
 
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +14,30 @@ from lohan.errors import ConfigError
 from lohan.train.weights.source import ModelSource, open_source
 
 
-def open_named(model: str, args: Any) -> ModelSource:
+def named_parameters(
+    kind: type, mixin: type, given: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that a trainer is made with by name, as the trainer that `mixin` stands before has it.
+
+    Raises:
+        TypeError: as a call of that trainer.
+    """
+    behind = kind.__mro__[kind.__mro__.index(mixin) + 1 :]
+    makers = [vars(one)["__init__"] for one in behind if "__init__" in vars(one)]
+    signatures = [inspect.signature(one) for one in makers if inspect.isfunction(one)]
+    known = next(one for one in signatures if "model" in one.parameters)
+    _, *names = known.parameters
+    if len(given) > len(names):
+        raise TypeError(
+            f"{kind.__name__} takes {len(names)} parameters, and {len(given)} are given"
+        )
+    twice = [name for name in names[: len(given)] if name in named]
+    if twice:
+        raise TypeError(f"{kind.__name__} is given {twice[0]} twice")
+    return {**dict(zip(names, given, strict=False)), **named}
+
+
+def open_named(model: str, args: Any, head: str | None = None) -> ModelSource:
     """Open a model by name with what the arguments say about it."""
     settings = dict(getattr(args, "model_init_kwargs", None) or {})
     return open_source(
@@ -20,6 +45,8 @@ def open_named(model: str, args: Any) -> ModelSource:
         revision=settings.get("revision"),
         trust_remote_code=bool(getattr(args, "trust_remote_code", False)),
         dtype=torch.float16 if getattr(args, "fp16", False) else torch.bfloat16,
+        head=head,
+        seed=int(getattr(args, "seed", 0)),
     )
 
 

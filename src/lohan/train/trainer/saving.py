@@ -247,6 +247,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             device=offload.device,
             machine=machine_from(offload.machine) if offload.machine is not None else None,
             largest_step=self.largest_step(),
+            loss_fn=self._planning_call(),
             write_limit=write_limit_of(self),
             progress=self.tell,
             on_planned=functools.partial(self._accept_plan, ssd=ssd, is_resumed=run is not None),
@@ -273,6 +274,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     # ---- training ----
 
+    def _before_training(self) -> None:
+        """What is computed with the first weights, before the first step."""
+
+    def _planning_call(self) -> Any:
+        """How the model is called to plan with it; None: with all of a batch."""
+        return None
+
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any
     ) -> Any:
@@ -292,6 +300,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             checkpoint = self._find_checkpoint(resume_from_checkpoint)
             if self._engine is None:
                 self._start_engine(run=None)
+            self._before_training()
             self.stop_request.begin_steps()
             done = super().train(
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
@@ -330,6 +339,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         if self.source is not None:
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
+            metadata |= {} if self.source.head is None else {"head": self.source.head}
         sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
         refuse_replaced(self.out, self._out_status)
         self.engine.seal(metadata)
