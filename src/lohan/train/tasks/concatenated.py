@@ -3,17 +3,14 @@
 Owns giving the engine both halves of a pair as the one batch that the model gets.
 """
 
-import warnings
 from typing import Any
 
 from lohan.errors import ConfigError
+from lohan.train.settings.tasks import trl_module
 from lohan.train.tasks.preferences import PairsMixin
 
-with warnings.catch_warnings():
-    # That they may change is said in docs/training.md; the release is one they are tested with.
-    warnings.filterwarnings("ignore", message=".*TRL_EXPERIMENTAL_SILENCE.*")
-    from trl.experimental import cpo, orpo
-
+_CPO: Any = trl_module("experimental.cpo").CPOTrainer
+_ORPO: Any = trl_module("experimental.orpo").ORPOTrainer
 _ROWS = "lohan_rows"
 
 
@@ -52,9 +49,9 @@ class _Rows:
         self.inputs = inputs
 
 
-class ORPOTrainer(_ConcatenatedMixin, orpo.ORPOTrainer):  # type: ignore[misc]
+class ORPOTrainer(_ConcatenatedMixin, _ORPO):  # type: ignore[misc]
     """TRL's ORPOTrainer; takes `offload` besides its own arguments."""
 
 
-class CPOTrainer(_ConcatenatedMixin, cpo.CPOTrainer):  # type: ignore[misc]
+class CPOTrainer(_ConcatenatedMixin, _CPO):  # type: ignore[misc]
     """TRL's CPOTrainer (and SimPO by its loss); takes `offload` besides its own arguments."""
