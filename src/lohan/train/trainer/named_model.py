@@ -5,13 +5,20 @@ by the trainers.
 """
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from lohan.errors import ConfigError
+from lohan.errors import ConfigError, LohanWarning
 from lohan.train.weights.source import ModelSource, open_source
+
+_WITHOUT_EFFECT = {
+    "dtype": "weights compute in bf16 or fp16, as these arguments say, from fp32 masters",
+    "torch_dtype": "weights compute in bf16 or fp16, as these arguments say, from fp32 masters",
+    "device_map": "the planner decides where weights are, and offload.device where they compute",
+}
 
 
 def named_parameters(
@@ -43,7 +50,9 @@ def open_named(model: str, args: Any, head: str | None = None) -> ModelSource:
     return open_source(
         model,
         revision=settings.get("revision"),
-        trust_remote_code=bool(getattr(args, "trust_remote_code", False)),
+        trust_remote_code=bool(
+            getattr(args, "trust_remote_code", False) or settings.get("trust_remote_code")
+        ),
         dtype=torch.float16 if getattr(args, "fp16", False) else torch.bfloat16,
         head=head,
         seed=int(getattr(args, "seed", 0)),
@@ -58,16 +67,27 @@ def make_named(source: ModelSource, args: Any) -> Any:
     """
     settings = dict(getattr(args, "model_init_kwargs", None) or {})
     attention = settings.pop("attn_implementation", None)
-    settings.pop("revision", None)
+    for name in ("revision", "trust_remote_code", "low_cpu_mem_usage"):
+        settings.pop(name, None)
+    use_cache = settings.pop("use_cache", None)
+    for name, why in _WITHOUT_EFFECT.items():
+        value = settings.pop(name, None)
+        is_so = str(value).removeprefix("torch.") in ("auto", str(source.dtype).partition(".")[2])
+        if value is not None and (name == "device_map" or not is_so):
+            warnings.warn(
+                f"without effect: model_init_kwargs.{name}: {why}", LohanWarning, stacklevel=2
+            )
     if settings:
         raise ConfigError(
             f"model_init_kwargs has {', '.join(settings)}",
             why="weights are streamed to the SSDs, so only the model's code can be set",
-            remedy="leave all but revision and attn_implementation out",
+            remedy="leave all but revision, attn_implementation and use_cache out",
         )
-    model = source.make_model()
+    model: Any = source.make_model()
     if attention is not None:
-        model.set_attn_implementation(attention)  # type: ignore[operator]
+        model.set_attn_implementation(attention)
+    if use_cache is not None:
+        model.config.use_cache = use_cache
     if args is not None:
         # TRL would warn that they are ignored.
         args.model_init_kwargs = None

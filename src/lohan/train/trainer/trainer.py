@@ -34,12 +34,13 @@ from lohan.train.settings.arguments import (
 )
 from lohan.train.settings.offload import OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
-from lohan.train.trainer.engine_optimizer import SteppedByEngine
+from lohan.train.trainer.engine_optimizer import SteppedByEngine, groups_of_adamw
 from lohan.train.trainer.evaluation import GroupedBatches, Prediction
 from lohan.train.trainer.fp32_losses import compute_losses_in_fp32
 from lohan.train.trainer.largest_batch import longest_rows, refuse_unknown_tokens
 from lohan.train.trainer.named_model import make_named, named_parameters, open_named
 from lohan.train.trainer.rehearsal import collated_without_trace, may_rehearse, without_trace
+from lohan.train.trainer.samples import Asked
 from lohan.train.trainer.saving import RELIED_ON, SavingMixin
 from lohan.train.trainer.shared_forward import OneForward, refuse_second_draws
 from lohan.train.weights.source import ModelSource
@@ -64,7 +65,6 @@ _RELIED_ON = (
 )
 _REFUSED_PARAMETERS = {
     "model_init": "the model is made once, where its weights lie",
-    "optimizers": "the engine runs AdamW with fp32 states",
     "optimizer_cls_and_kwargs": "the engine runs AdamW with fp32 states",
     "quantization_config": "all parameters are trained, none is quantized",
     "peft_config": "all parameters are trained; adapters would leave the engine little to do",
@@ -100,6 +100,7 @@ class OffloadMixin(SavingMixin):
         for name, why in _REFUSED_PARAMETERS.items():
             if kwargs.get(name) not in (None, (None, None)):
                 raise ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
+        self._given_groups = groups_of_adamw(kwargs.pop("optimizers", None))
         self._look_at(kwargs)
         model, args = kwargs.pop("model", None), kwargs.get("args")
         self.source: ModelSource | None = None
@@ -224,25 +225,39 @@ class OffloadMixin(SavingMixin):
         return _each_once(before)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """AdamW with transformers' two groups: with weight decay, and without."""
+        """AdamW over `parameter_groups`, or over those of the AdamW that was given."""
         if self.optimizer is None:
-            decayed = set(self.get_decay_parameter_names(self.model))
-            named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-            groups = [
-                {
-                    "params": [p for n, p in named if n in decayed],
-                    "weight_decay": self.args.weight_decay,
-                },
-                {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
-            ]
             self.optimizer = SteppedByEngine(
-                [group for group in groups if group["params"]],
+                self._given_groups or self.parameter_groups(),
                 lr=self.args.learning_rate,
                 betas=(self.args.adam_beta1, self.args.adam_beta2),
                 eps=self.args.adam_epsilon,
                 max_grad_norm=self.args.max_grad_norm or None,
             )
         return self.optimizer
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """transformers' two groups, with weight decay and without; for others override this.
+
+        A group may have `lr`, `weight_decay`, `betas` and `eps` of its own.
+        """
+        decayed = set(self.get_decay_parameter_names(self.model))
+        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        groups = [
+            {
+                "params": [p for n, p in named if n in decayed],
+                "weight_decay": self.args.weight_decay,
+            },
+            {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def answers(self, prompts: Sequence[Prompt]) -> list[str]:
+        """What the model writes after a few prompts, greedily, from the weights where they are.
+
+        Each token is a pass through the model. May block: yes, long.
+        """
+        return Asked(self, read_prompts(prompts)).answers()
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """transformers' epoch; it would take one more step where a finished run is resumed."""
@@ -390,7 +405,7 @@ class OffloadMixin(SavingMixin):
         self, batches: list[Any], is_loss_only: bool, ignore_keys: Any = None
     ) -> list[Prediction]:
         predict_plainly = super().prediction_step
-        found: dict[int, tuple[Any, Any]] = {}
+        found: dict[int, tuple[bool, Any, Any]] = {}
         prepared = [dict(self._for_engine(self._prepare_inputs(batch))) for batch in batches]
         self._add_known(prepared)
         places = {id(batch): index for index, batch in enumerate(prepared)}
@@ -400,20 +415,17 @@ class OffloadMixin(SavingMixin):
                 loss, logits, labels = predict_plainly(
                     model, self._of_trainer(batch), is_loss_only, ignore_keys
                 )
-            if loss is None:
-                raise ConfigError(
-                    "a batch to evaluate has no labels",
-                    why="the engine evaluates losses",
-                    remedy="give rows with labels",
-                )
-            found[places.get(id(batch), len(found))] = (logits, labels)
-            return cast(torch.Tensor, loss)
+            found[places.get(id(batch), len(found))] = (loss is not None, logits, labels)
+            # Rows without labels have no loss, and are predicted all the same.
+            return torch.zeros(()) if loss is None else cast(torch.Tensor, loss)
 
         losses = self.engine.evaluate(prepared, loss_of)
-        return [
-            Prediction(torch.tensor(loss, device=self.args.device), *found[index])
-            for index, loss in enumerate(losses)
-        ]
+        predictions = []
+        for index, number in enumerate(losses):
+            has_loss, logits, labels = found[index]
+            loss = torch.tensor(number, device=self.args.device) if has_loss else None
+            predictions.append(Prediction(loss, logits, labels))
+        return predictions
 
 
 def _each_once(
