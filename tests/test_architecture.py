@@ -57,6 +57,7 @@ ORDER = [
     {"train.settings"},
     {"train.run"},
     {"train.trainer"},
+    {"train.tasks"},
     {"train"},
     {"verify", "doctor"},
     {"cli.tables", "cli.reading"},
