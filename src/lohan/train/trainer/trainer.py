@@ -23,6 +23,8 @@ import trl
 from lohan.device import torch_device_named
 from lohan.drive.weights.offloaded import note_used_gradients
 from lohan.errors import ConfigError, LohanWarning
+from lohan.train.adapters.adapting import Adapting
+from lohan.train.adapters.kinds import QUANTIZED_BASE, is_adapted
 from lohan.train.data.answer_marks import every_template_marked
 from lohan.train.run.out_folder import locked_folder
 from lohan.train.run.progress import teller
@@ -61,8 +63,7 @@ _REFUSED_PARAMETERS = {
     "model_init": "the model is made once, where its weights lie",
     "optimizers": "the engine runs AdamW with fp32 states",
     "optimizer_cls_and_kwargs": "the engine runs AdamW with fp32 states",
-    "quantization_config": "all parameters are trained, none is quantized",
-    "peft_config": "all parameters are trained; adapters would leave the engine little to do",
+    "quantization_config": QUANTIZED_BASE,
 }
 
 
@@ -96,6 +97,8 @@ class OffloadMixin(SavingMixin):
             self.source = open_named(os.fspath(model), args)
         if self.source is not None:
             model = make_named(self.source, args)
+        peft_config = kwargs.get("peft_config")
+        self.adapting = Adapting(model, peft_config, is_named=self.source is not None)
         self._prepare_saving()
         self.is_out_held = False
         """Whether whoever made this trainer keeps others out of the output folder already."""
@@ -103,6 +106,7 @@ class OffloadMixin(SavingMixin):
         self._losses: list[float] = []
         self._evaluating: GroupedBatches | None = None
         super().__init__(model, args, *more, **kwargs)
+        self.adapting.finish(self.model)
         if self.args.bf16 or self.args.fp16:
             compute_losses_in_fp32(self.model)
         for callback in self._own_callbacks():
@@ -174,7 +178,9 @@ class OffloadMixin(SavingMixin):
             return torch.float16
         given = "the model is given by its name"
         if self.source is None:
-            found = {parameter.dtype for parameter in self.model.parameters()}
+            # Of an adapter on a base in 16 bits PEFT makes fp32, which masters are.
+            is_all = not is_adapted(self.model)
+            found = {p.dtype for p in self.model.parameters() if is_all or not p.requires_grad}
             if found <= {torch.bfloat16} or found <= {torch.float16}:
                 return cast(torch.dtype, found.pop())
             given = f"the model is in {', '.join(sorted(map(str, found)))}"
@@ -187,7 +193,7 @@ class OffloadMixin(SavingMixin):
     def first_weights(self) -> Iterable[tuple[str, torch.Tensor]] | None:
         """First values of the masters, in the precision they have, one tensor at a time."""
         if self.source is not None:
-            return self.source.tensors()
+            return self.adapting.first_weights(self.source.tensors())
         dtype = self.compute_dtype()
         if all(parameter.dtype == dtype for parameter in self.model.parameters()):
             return None
