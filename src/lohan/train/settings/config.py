@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.train.settings import offload
+from lohan.train.settings import adapter, offload
+from lohan.train.settings.adapter import AdapterSettings, adapter_asked
 from lohan.train.settings.argument_names import argument_names
 from lohan.train.settings.key_aliases import our_name_for
 from lohan.train.settings.offload import OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
+from lohan.train.settings.yaml_file import read_yaml
 
 OWN_HELP = {
     "model": "Folder of a Hugging Face model, or its id on the hub. Required.",
@@ -65,6 +67,7 @@ class TrainConfig:
     arguments: Mapping[str, Any]
     """Arguments of `SFTConfig` that are not its defaults."""
     sample_prompts: tuple[Prompt, ...] = ()
+    adapter: AdapterSettings | None = None
     settings: Mapping[str, Setting]
     """Every setting by its dotted name, in the order of the reference."""
 
@@ -126,7 +129,7 @@ def written_settings(
     Raises:
         ConfigError: the file cannot be read, or a name is unknown.
     """
-    from_file = {} if path is None else _read_file(pathlib.Path(path))
+    from_file = {} if path is None else read_yaml(pathlib.Path(path))
     origin = "" if path is None else str(path)
     written: dict[str, Setting] = {}
     for key, value in _flat(from_file, origin or "the configuration"):
@@ -176,7 +179,7 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         name = f"offload.{key}"
         found = written[name].origin if name in written else "default"
         settings[name] = Setting(value=value, origin=found)
-    for name, field in fields.items():
+    for name, field in {**adapter.FIELDS, **fields}.items():
         if name in written:
             value = _coerced(name, written[name], field.type)
             settings[name] = Setting(value=value, origin=written[name].origin)
@@ -196,10 +199,21 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         eval_data=_paths(written["eval_data"], "eval_data") if "eval_data" in written else (),
         out=os.path.abspath(os.path.expanduser(_text(written["out"], "out"))),
         offload=places,
-        arguments=arguments,
+        arguments={name: one for name, one in arguments.items() if name in fields},
+        adapter=adapter_asked(arguments),
         sample_prompts=read_prompts(settings["sample_prompts"].value),
         settings=settings,
     )
+
+
+def written_adapter(written: Mapping[str, Setting]) -> AdapterSettings | None:
+    """The adapter that is written, for plans, which are made without TRL's arguments.
+
+    Raises:
+        ConfigError: a value is not valid.
+    """
+    given = {name: written[name] for name in adapter.FIELDS if name in written}
+    return adapter_asked({k: _coerced(k, one, adapter.FIELDS[k].type) for k, one in given.items()})
 
 
 def _placed(setting: Setting) -> Setting:
@@ -225,49 +239,6 @@ def _offload_of(written: Mapping[str, Setting]) -> OffloadConfig:
     return read_offload(block, where="offload")
 
 
-def _read_file(path: pathlib.Path) -> dict[str, Any]:
-    import yaml
-
-    remedy = "correct the file, or leave it out and give everything with --key value"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no file {path}", why="the configuration is read from it", remedy=remedy
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read", why=str(error), remedy=remedy) from error
-    try:
-        found = yaml.load(text, Loader=_strict_loader())
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path} is not YAML", why=_one_line(error), remedy=remedy) from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        why = "lines of the form key: value are expected"
-        raise ConfigError(f"{path} holds no settings", why=why, remedy=remedy)
-    return found
-
-
-def _strict_loader() -> Any:
-    """YAML without Python objects, and without a key that silently wins over its twin."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            own = (key for key, _ in node.value if not key.tag.endswith(":merge"))
-            keys = [self.construct_object(key, deep=True) for key in own]
-            for key in keys:
-                if keys.count(key) > 1:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f'the key "{key}" is written twice', node.start_mark
-                    )
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
-
-    return Loader
-
-
 def _flat(found: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for key, value in found.items():
@@ -284,7 +255,7 @@ def _refuse_unknown(written: Mapping[str, Setting]) -> None:
     if not written:
         return  # so that no package is looked for that planning does without
     arguments = sorted((argument_names() or argument_fields().keys()) - set(_TAKEN_OVER))
-    known = [*OWN_HELP, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
+    known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
     for key, setting in written.items():
         if key in known:
             continue
@@ -373,10 +344,6 @@ def _paths(setting: Setting, key: str) -> tuple[str, ...]:
         return ()
     found = list(value) if isinstance(value, list | tuple) else [value]
     return tuple(_text(Setting(value=one, origin=setting.origin), key) for one in found)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _text_of(settings: Mapping[str, Setting]) -> str:
