@@ -53,6 +53,7 @@ ORDER = [
     {"paper"},
     {"attaching"},
     {"train.weights"},
+    {"train.adapters"},
     {"train.data"},
     {"train.settings"},
     {"train.run"},

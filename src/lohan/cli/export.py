@@ -37,9 +37,15 @@ def export(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Write the base with the run's adapter merged in.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write the model of a run's last seal, for from_pretrained; streams, needs little RAM."""
+    """Write the model of a run's last seal, for from_pretrained; streams, needs little RAM.
+
+    Of a run with an adapter (LoRA) it is the adapter alone, for PeftModel.from_pretrained.
+    """
     from lohan.cli.reading.request import parse_size
     from lohan.cli.tables.output import console, print_json
     from lohan.errors import ConfigError, nearest_names
@@ -69,6 +75,7 @@ def export(
         dtype=getattr(torch, _DTYPES[dtype]) if dtype is not None else None,
         max_shard_bytes=max_shard_bytes,
         trust_remote_code=trust_remote_code,
+        should_merge_adapter=merged,
         progress=ProgressLine() if sys.stderr.isatty() and not json else None,
     )
     if json:

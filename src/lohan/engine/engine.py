@@ -136,10 +136,11 @@ class Engine:
                 losses += [float(loss) for loss in found]
         return losses
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter's name and fp32 master, one at a time, from SSD."""
+    def weights(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter's name and fp32 master, one at a time, from SSD; or the trained ones."""
         self.synchronize()
-        yield from of_one_step(self._setup.store.masters(), lambda: self.num_steps)
+        found = self._setup.store.masters(are_frozen_wanted=are_frozen_wanted)
+        yield from of_one_step(found, lambda: self.num_steps)
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Name, first and second moment of every trainable parameter, one at a time."""

@@ -23,6 +23,8 @@ from lohan.model.public_models import PAPER_DITS, PAPER_GPTS, PUBLIC_MODELS
 from lohan.model.shape import ModelShape
 
 CONFIG_PLACES = ("config.json", "transformer/config.json", "unet/config.json")
+Adapted = Callable[[nn.Module], nn.Module]
+"""Puts adapters on a model that is on the meta device."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -43,11 +45,12 @@ def build_known(name: str) -> nn.Module:
         return kind(num_layers=paper.num_layers, num_heads=paper.num_heads, hidden=paper.hidden)
 
 
-def trace_known(name: str, *, dtype: str = "bf16") -> ModelShape:
+def trace_known(name: str, *, dtype: str = "bf16", adapted: Adapted | None = None) -> ModelShape:
     """Trace a known model anew; what is shipped for it is exactly this for `bf16`."""
     known = PUBLIC_MODELS.get(name) or PAPER_GPTS.get(name) or PAPER_DITS[name]
+    model = build_known(name)
     return _trace(
-        build_known(name),
+        model if adapted is None else adapted(model),
         name=name,
         dtype=dtype,
         should_assume_flash=True,
@@ -84,7 +87,9 @@ def shape_of_module(
     )
 
 
-def shape_of_path(path: pathlib.Path, *, sequence: int | None, dtype: str) -> ModelShape:
+def shape_of_path(
+    path: pathlib.Path, *, sequence: int | None, dtype: str, adapted: Adapted | None = None
+) -> ModelShape:
     """Trace the model a configuration file or folder describes.
 
     Raises:
@@ -95,7 +100,7 @@ def shape_of_path(path: pathlib.Path, *, sequence: int | None, dtype: str) -> Mo
     model = (_from_diffusers if is_diffusers else _from_transformers)(settings, str(file))
     name = file.parent.name if file.name == "config.json" else file.stem
     return _trace(
-        model,
+        model if adapted is None else adapted(model),
         name=name or type(model).__name__,
         dtype=dtype,
         should_assume_flash=True,

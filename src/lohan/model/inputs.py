@@ -44,6 +44,8 @@ def inputs_for(
     """
     if given is not None:
         return _given(given)
+    if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+        model = model.get_base_model()  # type: ignore[operator] # PEFT's hands all on to it
     accepted = inspect.signature(model.forward).parameters
     if "input_ids" in accepted:
         return _language(model, accepted), False

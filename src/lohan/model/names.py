@@ -41,6 +41,7 @@ def shape_of(
     sequence: int | None = None,
     inputs: "Callable[..., dict[str, Any]] | None" = None,
     dtype: str = "bf16",
+    adapted: "Callable[[nn.Module], nn.Module] | None" = None,
 ) -> ModelShape:
     """Return what a model needs.
 
@@ -53,6 +54,7 @@ def shape_of(
         inputs: for a module whose forward does not take `input_ids`: makes its keyword arguments
             from a batch and a sequence length, or from a batch alone where the length is fixed.
         dtype: `bf16`, `fp16` or `fp32`, what weights and activations are computed in.
+        adapted: puts adapters on a model of a name or file, which is then traced with them.
 
     Raises:
         ConfigError: for an unknown name, a file that is no configuration, a sequence the model
@@ -81,13 +83,13 @@ def shape_of(
             raise _unknown(str(model))
         from lohan.model.configs import shape_of_path
 
-        return shape_of_path(path, sequence=sequence, dtype=dtype)
-    if dtype == "bf16":
+        return shape_of_path(path, sequence=sequence, dtype=dtype, adapted=adapted)
+    if dtype == "bf16" and adapted is None:
         shape = ModelShape.from_json(_shipped(name).read_text(encoding="utf-8"))
     else:
         from lohan.model.configs import trace_known
 
-        shape = trace_known(name, dtype=dtype)
+        shape = trace_known(name, dtype=dtype, adapted=adapted)
     return _with_sequence(shape, name, sequence)
 
 

@@ -39,8 +39,7 @@ def show_request(answer: Answer, console: Console) -> None:
     request, workload = answer.request, answer.request.workload
     shape = answer.plan.shape
     console.print(
-        f"{shape.name} ({format_count(shape.num_parameters)} parameters, {shape.num_blocks} blocks)"
-        f" on {request.machine.name}",
+        f"{shape.name} ({shape.in_words}, {shape.num_blocks} blocks) on {request.machine.name}",
         style="bold",
     )
     console.print(request.machine.description)

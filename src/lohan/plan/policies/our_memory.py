@@ -132,15 +132,15 @@ class OurMemory:
         """GPU memory for swapped outputs of the block at work and its neighbour, a micro-batch."""
         return 2 * -(-swapped_bytes // self.num_micro_batches)
 
-    def _states_line(self, stored_bytes: int, other_bytes: int) -> LedgerLine:
+    def _states_line(self, slot_bytes: int, frozen_bytes: int, other_bytes: int) -> LedgerLine:
         """Two slots per block, so that a sealed checkpoint is never overwritten; one where that
-        leaves the drives too little for what else is on them."""
-        if 2 * stored_bytes + other_bytes <= self.budgets[Tier.SSD]:
+        leaves the drives too little for what else is on them. What is frozen is there once."""
+        if 2 * slot_bytes + frozen_bytes + other_bytes <= self.budgets[Tier.SSD]:
             purpose, num_slots = "states in two slots", 2
         else:
             purpose = "states in one slot (two do not fit: a crash in a step loses the run)"
             num_slots = 1
-        return line(Tier.SSD, purpose, num_slots * stored_bytes, "add a drive")
+        return line(Tier.SSD, purpose, num_slots * slot_bytes + frozen_bytes, "add a drive")
 
     def ledger(self, plans: Sequence[BlockPlan], gradient_slots: int | None) -> Ledger:
         """Every line of the plan."""
@@ -156,6 +156,10 @@ class OurMemory:
         resident = sum(
             2 * own * (TensorKind.P16 in plan.residents)
             + 10 * changing * (TensorKind.OS32 in plan.residents)
+            for own, changing, plan in zip(counts, trained, plans, strict=True)
+        )
+        frozen = 2 * sum(
+            (own - changing) * (TensorKind.P16 not in plan.residents)
             for own, changing, plan in zip(counts, trained, plans, strict=True)
         )
         on_ssd = max(cost.to_ssd_bytes for cost in costs) * num_gpus
@@ -214,7 +218,9 @@ class OurMemory:
             ),
             line(Tier.RAM, "resident states", resident, ram_remedy, is_constant=True),
             self._states_line(
-                2 * sum(counts) + 10 * sum(trained) - resident, swapped_to_ssd + spilled
+                2 * sum(counts) + 10 * sum(trained) - resident - frozen,
+                frozen,
+                swapped_to_ssd + spilled,
             ),
             line(Tier.SSD, "swapped activations", swapped_to_ssd, "add a drive"),
             line(Tier.SSD, "waiting gradients", spilled, "add a drive"),

@@ -92,6 +92,7 @@ class Answer:
             "simulated": True,
             "model": self.plan.shape.name,
             "num_parameters": self.plan.shape.num_parameters,
+            "num_trained_parameters": self.plan.shape.num_trained_parameters,
             "machine": request.machine.name,
             "machine_description": request.machine.description,
             "num_gpus": request.machine.num_gpus,
