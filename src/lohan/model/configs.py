@@ -34,6 +34,8 @@ def build_known(name: str) -> nn.Module:
     """
     if name in PUBLIC_MODELS:
         public = PUBLIC_MODELS[name]
+        if public.model_type is None:
+            return _from_diffusers(public.settings, name)
         return _from_transformers({"model_type": public.model_type, **public.settings}, name)
     kind, sizes = (Gpt, PAPER_GPTS) if name in PAPER_GPTS else (Dit, PAPER_DITS)
     paper = sizes[name]

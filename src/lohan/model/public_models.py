@@ -26,11 +26,12 @@ class PaperModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicModel:
-    """A public model: its transformers configuration."""
+    """A public model: its configuration."""
 
-    model_type: str
     nominal_parameters: float
     settings: dict[str, Any]
+    model_type: str | None = None
+    """Of transformers; without it the settings name a class of diffusers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,8 @@ def _known(name: str) -> AskedModel:
     if name not in PUBLIC_MODELS:
         return AskedModel(name=name, directory=pathlib.Path(), known=name)
     public = PUBLIC_MODELS[name]
+    if public.model_type is None:
+        return AskedModel(name=name, directory=pathlib.Path(), diffusers=public.settings)
     with explained(f"the known model {name} cannot be built", "install another transformers"):
         import transformers
 
