@@ -18,7 +18,7 @@ _MICROSECONDS = 1e6
 _ARROW_LEAVES_AT = 0.99
 
 
-def chrome_json(*traces: Trace, has_arrows: bool = True) -> str:
+def chrome_json(*traces: Trace) -> str:
     """Return one or more traces as one trace-event JSON text; the first one is on top.
 
     Arrows are drawn where a trace knows what its tasks come after.
@@ -26,11 +26,11 @@ def chrome_json(*traces: Trace, has_arrows: bool = True) -> str:
     arrow_ids = count(1)
     events: list[_Event] = []
     for index, trace in enumerate(traces):
-        events += _process(trace, pid=index + 1, arrow_ids=arrow_ids if has_arrows else None)
+        events += _process(trace, pid=index + 1, arrow_ids=arrow_ids)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
 
-def _process(trace: Trace, *, pid: int, arrow_ids: Iterator[int] | None) -> Iterator[_Event]:
+def _process(trace: Trace, *, pid: int, arrow_ids: Iterator[int]) -> Iterator[_Event]:
     source = "simulated" if trace.is_simulated else "measured"
     yield _named("process_name", pid, 0, name=f"{trace.name} ({source})")
     yield _named("process_sort_index", pid, 0, sort_index=pid)
@@ -47,8 +47,7 @@ def _process(trace: Trace, *, pid: int, arrow_ids: Iterator[int] | None) -> Iter
             for span in spans:
                 tid_of[span] = tid
                 yield _complete(span, pid, tid)
-    if arrow_ids is not None:
-        yield from _arrows(trace, pid, tid_of, arrow_ids)
+    yield from _arrows(trace, pid, tid_of, arrow_ids)
     yield from _counters(trace, pid)
 
 
