@@ -1,4 +1,5 @@
-"""Training and speed: what was logged over steps, as charts.
+"""Training and speed: what was logged over steps, as charts, and sample prompts as they were
+answered before and after.
 
 Owns which columns of the log are shown, how, and in which order.
 """
@@ -8,6 +9,7 @@ from typing import Any
 
 from lohan.report.html.axis import scientific
 from lohan.report.html.line_chart import Chart, Series, line_chart
+from lohan.report.html.markup import Table
 from lohan.report.html.thinning import Column, running_mean
 from lohan.report.run_files import RunFiles, RunLog
 from lohan.report.sections import facts
@@ -15,6 +17,9 @@ from lohan.units import format_rate, format_seconds
 from lohan.vocabulary import Lane
 
 _FEWEST_FOR_A_MEAN = 60
+_MOST_LATER = 3
+"""A run that was made longer several times has been asked after each."""
+_MOST_PROMPTS = 50
 
 
 def training(run: RunFiles) -> dict[str, object]:
@@ -135,4 +140,31 @@ def _drive_rates(run: RunFiles) -> str:
         f"Means over a step. The drives of this machine together read at "
         f"{format_rate(machine.ssd_read_bytes_per_second)} and write at "
         f"{format_rate(machine.ssd_write_bytes_per_second)} (machine.json)."
+    )
+
+
+def answers(run: RunFiles) -> Table | None:
+    """A table with a row per prompt and a column per step it was answered at; or nothing."""
+    log = facts.log_of(run)
+    columns: dict[int, dict[str, str]] = {}
+    for step, row in zip(log.steps, log.rows, strict=True):
+        found = row.get("samples")
+        for one in found if isinstance(found, list) else ():
+            if isinstance(one, dict) and isinstance(one.get("prompt"), str):
+                columns.setdefault(step, {})[one["prompt"]] = str(one.get("answer", ""))
+    if not columns:
+        return None
+    first, *later = columns.items()
+    columns = dict([first, *later[-_MOST_LATER:]])
+    prompts = list(dict.fromkeys(one for answers in columns.values() for one in answers))
+    heads = ["before training" if step == 0 else f"after step {step:,}" for step in columns]
+    rows = [
+        [prompt, *(one.get(prompt, "") for one in columns.values())]
+        for prompt in prompts[:_MOST_PROMPTS]
+    ]
+    return Table(
+        caption="The most likely tokens, one after the other, until the answer ends or is cut off.",
+        columns=["prompt", *heads],
+        rows=rows,
+        num_text_columns=1 + len(heads),
     )
