@@ -70,6 +70,8 @@ def test_the_plan_of_a_recipe_is_about_the_recipe(recipe: pathlib.Path) -> None:
     batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
     assert int(asked["batch"]) == batch
     assert int(asked["seq"]) == arguments["max_length"]
+    rank = None if config.adapter is None else str(config.adapter.lora_r)
+    assert asked.get("lora_r") == rank
     preset = {"desktop-4090": "1", "workstation-4090": "2"}[asked["machine"]]
     assert int(asked.get("ssds", preset)) == len(config.offload.ssd)
 
