@@ -1,6 +1,6 @@
 """LoRA on a base that is several times as large as the RAM that is allowed, next to memory.
 
-    python benchmarks/lora.py --ssd DIR [--layers 64] [--times 5] [--rank 16] [--seq 128]
+    python benchmarks/lora.py --ssd DIR [--layers 64] [--times 5] [--rank 16] [--seq 16]
 
 Runs, each in a process of its own, on the same batches from the same weights:
   in memory   PEFT on bf16 weights in RAM, fp32 masters of the adapter, torch's fused AdamW
@@ -41,7 +41,8 @@ def adapted(args, *, is_meta: bool):
     settings = peft.LoraConfig(r=args.rank, lora_alpha=32, target_modules="all-linear")
     with torch.device("meta" if is_meta else "cpu"):
         base = LlamaForCausalLM(config).to(torch.bfloat16)
-    if is_meta:  # rotary frequencies are a buffer: computed, not loaded
+    # Rotary frequencies are a buffer in fp32: computed, not loaded.
+    with torch.device("cpu"):
         base.model.rotary_emb = type(base.model.rotary_emb)(config)
     return peft.get_peft_model(
         base, settings, autocast_adapter_dtype=False, low_cpu_mem_usage=is_meta
@@ -81,6 +82,12 @@ def train_in_memory(args) -> None:
 
 
 def train_with_lohan(args) -> None:
+    from lohan.plan import make_plan
+
+    def planned_once(machine, shape, workload):
+        """The project's plan; one given as a function stays, so that bytes are of one plan."""
+        return make_plan("lohan+", machine, shape, workload)
+
     model = adapted(args, is_meta=True)
     num_frozen, num_trained = counts(model)
     ram_bytes = 2 * num_frozen // args.times
@@ -92,6 +99,7 @@ def train_with_lohan(args) -> None:
         ssd=args.ssd,
         ram=f"{ram_bytes}B",
         device="cpu",
+        policy=planned_once,
         weights=first_weights(model, 0),
         largest_step=[batch_of(0, args)],
     ) as engine:
@@ -142,7 +150,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5, help="base against allowed RAM")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--seq", type=int, default=16)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--system", choices=("in memory", "lohan"), help=argparse.SUPPRESS)

@@ -110,6 +110,7 @@ class OffloadMixin(SavingMixin):
             self.source = model
         elif isinstance(model, str | os.PathLike):
             self.source = open_named(os.fspath(model), args, self._head)
+            self.model_name = os.fspath(model)
         if self.source is not None:
             model = make_named(self.source, args)
         peft_config = kwargs.get("peft_config")
