@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,8 +24,14 @@ import transformers
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
 from lohan.engine.options import FirstStates, Options
+from lohan.hardware.machine import Machine
+from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.paper import policy_named
 from lohan.parallel.peers import Peers, shares_of
+from lohan.plan.plan import Plan
+from lohan.plan.policies import Policy
+from lohan.plan.workload import Workload
 from support.small_machines import small_machine
 from support.tiny_models import TinyDiT, denoising_loss
 
@@ -119,9 +125,10 @@ class RankRun:
     seals_every: int | None = None
     run: str | None = None
     """Goes on with this run, from where it was sealed."""
-    ram_bytes: int = 64 << 20
     residents: bool = True
-    """Whether RAM is given for states to live there; False: 5 MiB, nothing does."""
+    """Whether states may live in RAM."""
+    spills: bool = False
+    """Whether gradients wait on SSD, where there is a norm to wait for."""
     keeps: bool = False
     """Whether what is sealed stays."""
     device: str = "cpu"
@@ -186,8 +193,9 @@ def attach(run: RankRun, directory: str, peers: Peers, model: Any, run_id: str |
         optimizer_of(run, model),
         Options(
             ssd=[directory],
-            ram_bytes=run.ram_bytes if run.residents else 12 << 20,
+            ram_bytes=64 << 20,
             gpu_bytes=64 << 20,
+            policy=policy_of(run),
             machine=small_machine(),
             device=run.device,
             num_threads=1,
@@ -198,6 +206,23 @@ def attach(run: RankRun, directory: str, peers: Peers, model: Any, run_id: str |
         ),
         FirstStates(run=run_id),
     )
+
+
+def policy_of(run: RankRun) -> Policy:
+    def make(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
+        plan = policy_named("lohan+").plan(machine, shape, workload)
+        if run.residents:
+            return plan
+        spills = run.spills and run.max_grad_norm is not None
+        return replace(
+            plan,
+            blocks=tuple(replace(block, residents=frozenset()) for block in plan.blocks),
+            num_update_parts=3,
+            system=replace(plan.system, spills_gradients=spills),
+            gradient_slots=4 if spills else plan.gradient_slots,
+        )
+
+    return make
 
 
 def digest(items: Mapping[str, torch.Tensor]) -> str:

@@ -125,6 +125,9 @@ class Updates:
         begin, end = self._range(block, number)
         count = self._num_pieces[block]
         self._refuse_disorder(task, number, count)
+        if not self._store.layout.block(block).num_trainable:
+            self._gradients.forget(block, step)
+            return  # nothing of the block is in this rank's slice
         if number == 0:
             with self._lock:
                 self._num_left[block, step] = count
@@ -263,7 +266,7 @@ class Updates:
         block, step, number = task.block, task.step, task.piece.number
         begin, end = self._range(block, number)
         if not self._is_written(block):
-            return  # nothing of the block is in this rank's slice
+            return
         flight = self._in_flight.pop((block, step, number), None)
         tickets: list[StoreTicket] = []
         try:
