@@ -10,7 +10,7 @@ from dataclasses import replace
 from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
 from lohan.simulate.simulator import replay, settled_schedule
-from lohan.simulate.tracing import trace_of
+from lohan.simulate.timeline import trace_of
 from lohan.trace import Span, Trace, chrome_json
 from lohan.vocabulary import ComputeKind, Lane
 

@@ -13,9 +13,11 @@
       RankLost            another rank of the run has failed or does not answer
       NonFiniteGradients  a step made infinities or NaNs; nothing was updated with them
 
-Every message has three parts: what happened with the numbers, why it is a problem, what to do.
+Every message has three parts: what happened with the numbers, why it is a problem, what to do. Of
+what only our own mistakes bring about, `bug` has the last two.
 """
 
+import copyreg
 import difflib
 import os
 from collections.abc import Iterable
@@ -30,16 +32,7 @@ class LohanError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling of exceptions.
-        return (_rebuild, (type(self), self.__dict__.copy(), self.args))
-
-
-def _rebuild(
-    kind: type[LohanError], fields: dict[str, object], args: tuple[object, ...]
-) -> LohanError:
-    error = kind.__new__(kind)
-    error.__dict__.update(fields)
-    error.args = args
-    return error
+        return (copyreg.__newobj__, (type(self), *self.args), self.__dict__.copy())  # type: ignore[attr-defined]
 
 
 class ConfigError(LohanError):
@@ -108,6 +101,15 @@ class RankLost(LohanError):
 
 class NonFiniteGradients(LohanError):
     """Gradients are infinite or NaN; they were not used."""
+
+
+def bug(what: str, kind: type[LohanError] = ScheduleError) -> LohanError:
+    """The error for what nobody but us can have done wrong; `what` says all there is to know."""
+    return kind(
+        what,
+        why="that is a mistake in lohan itself",
+        remedy="report this message with the output of `lohan doctor --report`",
+    )
 
 
 def missing_package(error: ModuleNotFoundError) -> ConfigError:

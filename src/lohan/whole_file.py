@@ -6,11 +6,14 @@ told to write.
 """
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import tempfile
 
 from lohan.errors import ConfigError
+
+_ENDING = ".lohan-partial"
 
 
 def write_text(path: pathlib.Path, text: str, *, is_private: bool = False) -> None:
@@ -23,17 +26,21 @@ def write_text(path: pathlib.Path, text: str, *, is_private: bool = False) -> No
     try:
         # A link stays a link: the file it names is replaced.
         path = path.resolve()
+        prefix = f".{path.name}."
+        _remove_left(path.parent, prefix)
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+            "w", encoding="utf-8", dir=path.parent, prefix=prefix, suffix=_ENDING, delete=False
         ) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             partial = file.name
             file.write(text)
-        if not is_private:
-            # A temporary file is private; what the user asked for gets the usual permissions.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(partial, 0o666 & ~mask)
-        os.replace(partial, path)
+            file.flush()
+            if not is_private:
+                # A temporary file is private; what the user asked for gets the usual permissions.
+                mask = os.umask(0)
+                os.umask(mask)
+                os.chmod(partial, 0o666 & ~mask)
+            os.replace(partial, path)
     except BaseException as error:
         if partial is not None:
             with contextlib.suppress(OSError):
@@ -45,3 +52,12 @@ def write_text(path: pathlib.Path, text: str, *, is_private: bool = False) -> No
             why=error.strerror or str(error),
             remedy="give a path in a writable directory with room",
         ) from error
+
+
+def _remove_left(folder: pathlib.Path, prefix: str) -> None:
+    """Remove what writers that were killed left behind; one that still writes holds a lock."""
+    for name in os.listdir(folder):
+        if name.startswith(prefix) and name.endswith(_ENDING):
+            with contextlib.suppress(OSError), open(folder / name, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(folder / name)

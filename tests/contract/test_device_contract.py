@@ -18,7 +18,7 @@ from lohan.errors import DoesNotFit, HardwareError
 from lohan.vocabulary import Lane
 
 UP, DOWN = Lane.RAM_TO_GPU, Lane.GPU_TO_RAM
-KINDS = ["cpu", "cpu_counting", "emulated", "emulated_at_a_rate", "accelerator"]
+KINDS = ["cpu", "emulated", "emulated_at_a_rate", "accelerator"]
 SIZES = [0, 1, 2, 3, 7, 63, 64, 65, 511, 4096, 4097, 2**20 + 1, 3 * 2**20]
 
 
@@ -38,7 +38,6 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Device]]:
     fast = EmulatedRates(gpu_to_ram_bytes_per_second=2e9, ram_to_gpu_bytes_per_second=1e9)
     makers: dict[str, Callable[..., Device]] = {
         "cpu": CpuDevice,
-        "cpu_counting": lambda **given: CpuDevice(counts_compute=True, **given),
         "emulated": EmulatedDevice,
         "emulated_at_a_rate": lambda **given: EmulatedDevice(rates=fast, **given),
         "accelerator": AcceleratorDevice,
@@ -293,24 +292,6 @@ def test_dropout_repeats_from_a_saved_state(device: Device) -> None:
         again = torch.nn.functional.dropout(ones)
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
-
-
-def test_main_memory_is_used_in_place_or_adopting_is_refused(device: Device) -> None:
-    ram = torch.arange(16, dtype=torch.float32)
-    if not device.shares_ram:
-        with pytest.raises(HardwareError, match="memory of its own"):
-            device.adopt(ram)
-        return
-    before = device.bytes_in_use
-    slot = device.adopt(Buffer(address=ram.data_ptr(), nbytes=64))
-    device.wait(device.copy_async(slot, ram, lane=UP))
-    slot.tensor(torch.float32, (16,))[3] = 99.0
-    assert ram[3] == 99.0
-    device.wait(device.copy_async(ram, slot, lane=DOWN))
-    assert device.adopt(ram[1:]).tensor(torch.float32, (15,))[2] == 99.0
-    assert device.bytes_in_use == before
-    device.free(slot)
-    assert ram[3] == 99.0
 
 
 def test_errors_of_the_body_pass_through_compute(device: Device) -> None:

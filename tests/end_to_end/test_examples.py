@@ -5,7 +5,12 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
 
+import lohan
+from lohan.verify.plain_loop import train_in_memory
 from support.profiles import keep_quick_profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,16 +36,62 @@ def run(
 
 
 @pytest.mark.slow
-def test_a_diffusion_transformer_learns_with_a_loss_of_its_own(
-    ssd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_denoiser_is_trained_and_shown(
+    ssd: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    printed = run("diffusers_dit.py", ssd, monkeypatch=monkeypatch, capsys=capsys)
-    before, after = (
-        float(found) for found in re.findall(r"^loss (?:before|after): (\S+)$", printed, re.M)
+    out = tmp_path / "out"
+    printed = run(
+        "diffusion.py", ssd, "--out", out, "--steps", 10, monkeypatch=monkeypatch, capsys=capsys
     )
-    assert after < before
-    assert len(re.findall(r"^step \d+: loss", printed, re.M)) == 10
+    first, last = (float(loss) for loss in re.findall(r"^step \d+: loss (\S+),", printed, re.M))
+    assert last < first
+    for name in ("before", "after", "averaged"):
+        with Image.open(out / f"{name}.png") as picture:
+            assert picture.size == (864, 288)
+    assert (out / "averaged" / "diffusion_pytorch_model.safetensors").exists()
     assert list(ssd.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sd3", "flux", "dit"])
+def test_denoisers_of_the_example_have_the_bits_of_a_plain_loop(
+    kind: str, ssd: Path, tmp_path: Path
+) -> None:
+    example = runpy.run_path(str(EXAMPLES / "diffusion.py"))
+    data = load_file(example["drawn_data"](tmp_path))
+    steps = [[example["make_batch"](data, 2 * s + n, size=2) for n in range(2)] for s in range(3)]
+
+    def made() -> tuple[torch.nn.Module, lohan.AdamW]:
+        torch.manual_seed(3)
+        model = example["make_model"](kind, None)
+        return model, lohan.AdamW(model.parameters(), lr=1e-3, max_grad_norm=1.0)
+
+    model, optimizer = made()
+    torch.manual_seed(4)
+    with lohan.attach(
+        model,
+        optimizer,
+        ssd=[str(ssd)],
+        ram="32MiB",
+        device="cpu",
+        example=steps[0][0],
+        loss_fn=example["flow_loss"],
+    ) as engine:
+        torch.manual_seed(4)
+        found = [engine.step(batches) for batches in steps]
+        masters = {name: master.clone() for name, master in engine.weights()}
+        layout = engine.store.layout
+    plain, its_optimizer = made()
+    torch.manual_seed(4)
+    judged = train_in_memory(
+        plain, its_optimizer, steps, layout=layout, loss_fn=example["flow_loss"]
+    )
+    assert [step.grad_norm for step in found] == [step.grad_norm for step in judged.steps]
+    for name, states in judged.states[3].items():
+        assert torch.equal(masters[name].view(-1), states.master.view(-1)), name
 
 
 def losses_of(printed: str) -> dict[int, str]:

@@ -76,7 +76,7 @@ def test_the_plan_of_a_recipe_is_about_the_recipe(recipe: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "example", [*RECIPES, ROOT / "examples" / "diffusers_dit.py"], ids=lambda path: path.stem
+    "example", [*RECIPES, ROOT / "examples" / "diffusion.py"], ids=lambda path: path.stem
 )
 def test_an_example_says_what_its_plan_says_today(example: pathlib.Path) -> None:
     text = example.read_text()

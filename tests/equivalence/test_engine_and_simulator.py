@@ -15,7 +15,7 @@ from lohan.paper import policy_named
 from lohan.plan.plan import Plan
 from lohan.plan.policies import Policy, SystemPolicy
 from lohan.simulate.simulator import replay, settled_schedule
-from lohan.simulate.tracing import trace_of
+from lohan.simulate.timeline import trace_of
 from lohan.trace import Trace
 from lohan.vocabulary import Choice, Lane
 from support.engine_runs import EngineCase, attach, batches_of, build, forced, optimizer_for

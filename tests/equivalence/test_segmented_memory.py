@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lohan.device import CpuDevice
+from lohan.device import EmulatedDevice
 from lohan.drive import Phase, SegmentedModel, SegmentGradients
 from lohan.drive.activations.store import ActivationKey, KeepStore
 from lohan.vocabulary import BlockId
@@ -183,7 +183,7 @@ def test_gradients_of_a_block_are_not_collected_before_they_are_added() -> None:
     model = Toy(lambda _: ToyBlock(hidden=40_000))
     segments = map_segments(model)
     sets = segments.parameter_sets(model)
-    with CpuDevice(counts_compute=True) as device:
+    with EmulatedDevice() as device:
         driven = SegmentedModel(
             model,
             segments,

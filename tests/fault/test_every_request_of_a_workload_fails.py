@@ -68,7 +68,7 @@ def run_workload(engine: FaultEngine, directories: list[pathlib.Path]) -> None:
             for path in file.paths:
                 pathlib.Path(path).unlink(missing_ok=True)
         run.close(should_delete=True)
-        assert pool.num_leased == 0
+        assert pool.in_use_bytes == 0
         pool.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 from lohan.schedule import Task
 from lohan.schedule.ready import Ready
 from lohan.simulate.simulator import replay, settled_schedule
-from lohan.simulate.tracing import trace_of
+from lohan.simulate.timeline import trace_of
 from lohan.trace import Trace
 from lohan.trace.rows import merged, rows_of
 from lohan.vocabulary import Lane

@@ -45,12 +45,7 @@ class RandomDurations:
 def run_with(
     schedule: Schedule, plan: Plan, machine: Machine, durations: object, *, by_priority: bool
 ) -> ClockResult:
-    clock = Clock(
-        schedule,
-        durations,  # type: ignore[arg-type]
-        is_ssd_duplex=machine.ssd_path.is_duplex,
-        copy_interference=plan.system.rates.copy_interference,
-    )
+    clock = Clock(schedule, durations, machine, plan.system.rates)  # type: ignore[arg-type]
     return clock.run(by_priority=by_priority)
 
 

@@ -12,10 +12,10 @@ import highspy
 from lohan.hardware.machine import Machine
 from lohan.model.shape import INPUT
 from lohan.plan import Plan
+from lohan.plan.activations import swappable_indices
 from lohan.plan.cost import Traffic, stage_seconds
 from lohan.plan.plan_load import traffic_of
 from lohan.plan.pools import trained_parameters
-from lohan.plan.swap_order import swappable_indices
 from lohan.vocabulary import Tier
 
 GB = 1e9

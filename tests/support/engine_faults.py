@@ -133,7 +133,7 @@ class Watched:
         """All buffers are back."""
         for one in self.running:
             assert one.host.in_use_bytes == 0
-            assert one.host._pool.num_leased == 0
+            assert one.host._pool.in_use_bytes == 0
             assert not one.book._held
             assert not len(one.activations)
 

@@ -20,6 +20,15 @@ WORDS = """It fits: 9.1 GiB of 12.0 GiB RAM, 3.2 GiB of 24.0 GiB GPU.
 A step takes 2.1 s (simulated); 1,000 steps take 0h 35m.
 Bottleneck: ssd_write. Written: 1.2 TB, 0.1 % of the drives' rated life.
 """
+CONFIG = """model: HuggingFaceTB/SmolLM2-135M-Instruct
+data: chat.jsonl
+learning_rate: 0.0002
+lr_scheduler_type: cosine
+hub_token: hf_very_secret
+offload:
+  ssd: ["/mnt/a", "/mnt/b"]
+  ram: 12GiB
+"""
 
 
 def small_plan() -> Plan:
@@ -75,17 +84,15 @@ def log_line(step: int, num_steps: int, random_numbers: random.Random) -> dict[s
         "grad_norm": 0.8 + 0.5 * abs(random_numbers.gauss(0, 1)),
         "tokens_per_second": 8192 / seconds,
         "step_seconds": seconds,
-        "predicted_seconds": 2.1,
+        "predicted_step_seconds": 2.1,
         "read_bytes": 3_360_000_000,
         "written_bytes": 2_880_000_000,
-        "busy": {
-            "gpu": 0.61,
-            "gpu_to_ram": 0.22,
-            "ram_to_gpu": 0.35,
-            "ssd_read": 0.71 + 0.02 * random_numbers.gauss(0, 1),
-            "ssd_write": 0.93,
-            "cpu": 0.44,
-        },
+        "busy_gpu": 0.61,
+        "busy_gpu_to_ram": 0.22,
+        "busy_ram_to_gpu": 0.35,
+        "busy_ssd_read": 0.71 + 0.02 * random_numbers.gauss(0, 1),
+        "busy_ssd_write": 0.93,
+        "busy_cpu": 0.44,
         "bottleneck": "ssd_write" if random_numbers.random() < 0.9 else "ssd_read",
     }
     return line
@@ -112,25 +119,14 @@ def write_run_folder(folder: pathlib.Path, num_lines: int = 300) -> pathlib.Path
     (folder / "predicted_trace.json").write_text(chrome_json(predicted))
     (folder / "trace.json").write_text(chrome_json(measured_trace(predicted)))
     (folder / "machine.json").write_text(MACHINE.to_json())
-    (folder / "resolved_config.json").write_text(
-        json.dumps(
-            {
-                "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
-                "data": "chat.jsonl",
-                "max_steps": num_lines,
-                "learning_rate": 2e-4,
-                "lr_scheduler_type": "cosine",
-                "hub_token": "hf_very_secret",
-                "offload": {"ssd": ["/mnt/a", "/mnt/b"], "ram": "12GiB", "gpu": None},
-            }
-        )
-    )
+    (folder / "lohan.yaml").write_text(CONFIG)
     (folder / "summary.json").write_text(
         json.dumps(
             {
                 "model": "SmolLM2-135M-Instruct",
-                "status": "finished",
+                "data": ["chat.jsonl"],
                 "num_steps": num_lines,
+                "max_steps": num_lines,
                 "seconds": 2.24 * num_lines,
                 "versions": {"lohan": "0.1.0", "torch": "2.13.0", "python": "3.11"},
             }

@@ -7,6 +7,7 @@ Owns the options, the table and the verdict. Training and comparing are `lohan.v
 import pathlib
 import signal
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -194,23 +195,10 @@ def _fields(found: "Verification") -> dict[str, object]:
 def _case_fields(one: "CaseResult") -> dict[str, object]:
     difference = one.difference
     return {
-        "activations": one.case.activations,
-        "num_micro_batches": one.case.num_micro_batches,
-        "max_grad_norm": one.case.max_grad_norm,
-        "reads_states": one.case.reads_states,
+        **asdict(one.case),
         "is_equal": difference is None,
         "seconds": one.seconds,
         "read_bytes": one.read_bytes,
         "written_bytes": one.written_bytes,
-        "difference": None
-        if difference is None
-        else {
-            "step": difference.step,
-            "what": difference.what,
-            "expected": difference.expected,
-            "found": difference.found,
-            "num_different": difference.num_different,
-            "num_elements": difference.num_elements,
-            "num_more": difference.num_more,
-        },
+        "difference": None if difference is None else asdict(difference),
     }

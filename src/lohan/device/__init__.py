@@ -5,7 +5,7 @@ rest of the code base names no kind of device: it asks this folder for one.
 """
 
 from lohan.device.cpu import CpuDevice
-from lohan.device.device import Device, Event, RamBuffer
+from lohan.device.device import Device, Event
 from lohan.device.emulated import EmulatedDevice, EmulatedRates
 from lohan.device.memory import DeviceMemory
 from lohan.device.open import open_device, torch_device_named
@@ -17,7 +17,6 @@ __all__ = [
     "EmulatedDevice",
     "EmulatedRates",
     "Event",
-    "RamBuffer",
     "open_device",
     "torch_device_named",
 ]

@@ -20,7 +20,7 @@ by whatever fails later; what cleans up (`synchronize`, `free`, `unpin`, `close`
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -31,9 +31,9 @@ from lohan.device.memory import (
     DeviceMemory,
     allocate_flat,
     check_ends,
-    closed_error,
     operators_unseen,
     ram_tensor,
+    wrong_side,
 )
 from lohan.device.pinned import PinnedRanges
 from lohan.device.vendors import KINDS, vendor_of
@@ -128,7 +128,6 @@ class AcceleratorDevice(ClosingDevice):
         self._lane_locks = {lane: threading.Lock() for lane in self._copy_streams}
         self._pinned = PinnedRanges(self._lock_range, self._unlock_range)
         self._failure: str | None = None
-        self._is_closed = False
         self.reset_peak()  # of what the process did before, nothing counts but what is alive
 
     def alloc(self, nbytes: int) -> DeviceMemory:
@@ -169,15 +168,6 @@ class AcceleratorDevice(ClosingDevice):
             with self._failing():
                 torch.accelerator.empty_cache()
 
-    def pin(self, address: int, nbytes: int) -> None:
-        """Lock main memory in place."""
-        self._check_open()
-        self._pinned.pin(address, nbytes)
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`."""
-        self._pinned.unpin(address)
-
     def copy_async(
         self, dst: CopyEnd, src: CopyEnd, *, lane: Lane, after: Sequence[Event] = ()
     ) -> Event:
@@ -216,11 +206,6 @@ class AcceleratorDevice(ClosingDevice):
                     remedy="raise the gpu budget, or use smaller micro-batches or shorter "
                     "sequences",
                 ) from error
-
-    def charge(
-        self, *, num_flops: float = 0.0, num_bytes: float = 0.0, fixed_seconds: float = 0.0
-    ) -> None:
-        """Do nothing: this device has a speed of its own."""
 
     @property
     def queue(self) -> "AcceleratorDevice":
@@ -293,10 +278,6 @@ class AcceleratorDevice(ClosingDevice):
         if self._failure is None:
             self._limit(self._fraction_before)
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise closed_error(self.name)
-
     def _limit(self, fraction: float) -> None:
         """Hold the allocator to a share of the memory, where the vendor's can be."""
         if hasattr(self._module, "set_per_process_memory_fraction"):
@@ -333,7 +314,7 @@ class AcceleratorDevice(ClosingDevice):
         if isinstance(end, DeviceMemory):
             return end.bytes()
         if not isinstance(end, torch.Tensor) or end.device != self.torch_device:
-            self._refuse_side(lane, "main memory", "device memory")
+            raise wrong_side(lane, "main memory", "device memory")
         with operators_unseen():
             # Dense in some order (checked before), so its bytes are one run from its first one.
             return end.detach().as_strided((end.numel(),), (1,)).view(torch.uint8)
@@ -342,15 +323,8 @@ class AcceleratorDevice(ClosingDevice):
         if isinstance(end, DeviceMemory) or (
             isinstance(end, torch.Tensor) and end.device.type != "cpu"
         ):
-            self._refuse_side(lane, "device memory", "main memory")
+            raise wrong_side(lane, "device memory", "main memory")
         return ram_tensor(end)
-
-    def _refuse_side(self, lane: Lane, found: str, expected: str) -> NoReturn:
-        raise HardwareError(
-            f"a copy on {lane} has {found} where {expected} belongs",
-            why="the lane says the other direction, or the tensor is on another device",
-            remedy="swap the ends or name the other lane",
-        )
 
     def _own(self, event: Event) -> StreamEvent:
         if isinstance(event, StreamEvent):

@@ -15,8 +15,9 @@ import traceback
 from dataclasses import dataclass
 
 from lohan.device.clock import Clock
-from lohan.device.memory import Span, closed_error
-from lohan.errors import HardwareError, LohanError
+from lohan.device.closing import closed_error
+from lohan.device.memory import Span
+from lohan.errors import HardwareError, LohanError, bug
 from lohan.units import format_bytes
 from lohan.vocabulary import Lane
 
@@ -224,8 +225,4 @@ class CopyLane:
         if self._stop.is_set():
             raise closed_error("emulated")
         if copy.dst.memory is not None and copy.dst.memory.is_free:
-            raise HardwareError(
-                "device memory was freed while a copy into it was under way",
-                why="the copy would write into memory of something else",
-                remedy="wait for the copy before freeing its destination",
-            )
+            raise bug("device memory was freed while a copy into it was under way", HardwareError)

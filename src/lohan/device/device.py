@@ -17,9 +17,8 @@ keeps Python tensors of a copy alive that long; memory behind a bare address is 
 Once compute waits for a copy (`compute_waits`), its end on the device belongs to compute again:
 what compute does with that memory from then on comes after the copy, whenever the host lets go.
 
-Note "In place". Where `shares_ram` is true the device computes straight from main memory, and a
-buffer read from SSD needs no copy: `adopt(buffer)` is device memory at the buffer's own address,
-and a copy between the two is done before it starts. Its bytes then count as RAM, not as GPU.
+Note "In place". Where `shares_ram` is true the device computes straight from main memory: a copy
+whose ends are the same memory is done before it starts.
 
 Note "Bytes". Copies move bytes and know no types. A tensor takes part with the bytes it covers, so
 it must be dense (no holes, no overlaps); whoever copies it back uses the same strides.
@@ -27,7 +26,6 @@ it must be dense (no holes, no overlaps); whoever copies it back uses the same s
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Protocol, Self
 
 import torch
@@ -107,13 +105,6 @@ class Device(Protocol):
 
     def free(self, memory: DeviceMemory) -> None:
         """Give memory back. Views of it must not be used again; a second free raises."""
-
-    def adopt(self, ram: torch.Tensor | RamBuffer) -> DeviceMemory:
-        """Return main memory as device memory; see note "In place". The caller keeps it alive.
-
-        Raises:
-            HardwareError: if `shares_ram` is false.
-        """
 
     @property
     def bytes_in_use(self) -> int:
@@ -204,9 +195,4 @@ class Device(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...

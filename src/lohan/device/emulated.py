@@ -12,24 +12,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-import torch
-
 from lohan.device.clock import Clock, RealClock
-from lohan.device.closing import ClosingDevice, foreign_event
+from lohan.device.closing import HostDevice, foreign_event
 from lohan.device.copy_lane import ComputeEvent, CopyEvent, CopyLane, EmulatedEvent, poison
 from lohan.device.device import CopyEnd, Event
-from lohan.device.memory import (
-    DeviceMemory,
-    MemoryLedger,
-    Span,
-    allocate_flat,
-    check_ends,
-    closed_error,
-    operators_unseen,
-)
-from lohan.device.pinned import PinnedRanges
+from lohan.device.memory import DeviceMemory, Span, check_ends, wrong_side
 from lohan.device.storages import CountedCompute, StorageBook
-from lohan.errors import ConfigError, HardwareError
+from lohan.errors import ConfigError, HardwareError, bug
 from lohan.vocabulary import Lane
 
 
@@ -92,7 +81,7 @@ class _ComputeQueue:
             return self._piece_start_seconds
 
 
-class EmulatedDevice(ClosingDevice):
+class EmulatedDevice(HostDevice):
     """A stand-in for a GPU, with set rates and poisoned memory."""
 
     shares_ram = False
@@ -110,14 +99,10 @@ class EmulatedDevice(ClosingDevice):
 
         `poisons` False saves the time of filling memory with NaN, for measurements of speed.
         """
-        self.name, self.reason = "emulated", reason
-        self.torch_device = torch.device("cpu")
-        self.memory_bytes = memory_bytes
+        super().__init__("emulated", reason, memory_bytes)
         self.rates = rates or EmulatedRates()
         self._clock = clock or RealClock()
-        self._ledger = MemoryLedger(self.name, memory_bytes)
         self._book = StorageBook(self._ledger)
-        self._pinned = PinnedRanges()
         self._compute = _ComputeQueue(self._clock, self.rates)
         self._slots: dict[int, DeviceMemory] = {}
         self._slots_lock = threading.Lock()
@@ -139,13 +124,7 @@ class EmulatedDevice(ClosingDevice):
 
     def alloc(self, nbytes: int) -> DeviceMemory:
         """Return poisoned memory: what was never written reads as NaN."""
-        self._check_open()
-        self._ledger.take_slot(max(0, nbytes))
-        try:
-            memory = DeviceMemory(allocate_flat(nbytes, self.torch_device, self.name))
-        except BaseException:
-            self._ledger.return_slot(max(0, nbytes))
-            raise
+        memory = super().alloc(nbytes)
         if self._poisons:
             poison(memory.address, nbytes)
         with self._slots_lock:
@@ -157,38 +136,14 @@ class EmulatedDevice(ClosingDevice):
         flat = memory.bytes()  # kept until it is poisoned
         with self._slots_lock:
             if self._slots.pop(id(memory), None) is None:
-                raise HardwareError(
+                raise bug(
                     f"{memory.nbytes} bytes to free were not allocated by this emulated device",
-                    why="each device frees its own memory",
-                    remedy="free it on the device that allocated it",
+                    HardwareError,
                 )
         memory.invalidate()
         if self._poisons:
             poison(flat.data_ptr(), memory.nbytes)
         self._ledger.return_slot(memory.nbytes)
-
-    @property
-    def bytes_in_use(self) -> int:
-        """Bytes allocated and bytes held by tensors of compute."""
-        return self._ledger.bytes_in_use
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes in use at once."""
-        return self._ledger.peak_bytes
-
-    def reset_peak(self) -> None:
-        """Measure the peak anew."""
-        self._ledger.reset_peak()
-
-    def pin(self, address: int, nbytes: int) -> None:
-        """Check the range; nothing needs pinning here."""
-        self._check_open()
-        self._pinned.pin(address, nbytes)
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`."""
-        self._pinned.unpin(address)
 
     def copy_async(
         self, dst: CopyEnd, src: CopyEnd, *, lane: Lane, after: Sequence[Event] = ()
@@ -238,20 +193,11 @@ class EmulatedDevice(ClosingDevice):
             lane.drain()
         self._clock.sleep_until(self._compute.end_seconds(), self._stop)
 
-    def rng_state(self) -> torch.Tensor:
-        """Return the state of torch's CPU generator, which compute draws from."""
-        with operators_unseen():
-            return torch.get_rng_state()
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        """Set torch's CPU generator."""
-        with operators_unseen():
-            torch.set_rng_state(state)
-
     def close(self) -> None:
         """Stop both lanes, then poison all memory that was not freed."""
-        if self._stop.is_set():
+        if self._is_closed:
             return
+        self._is_closed = True
         self._stop.set()
         for lane in self._lanes.values():
             lane.join()
@@ -259,19 +205,11 @@ class EmulatedDevice(ClosingDevice):
         for memory in list(self._slots.values()):
             self.free(memory)
 
-    def _check_open(self) -> None:
-        if self._stop.is_set():
-            raise closed_error(self.name)
-
     def _check_is_ram(self, span: Span, lane: Lane) -> None:
         with self._slots_lock:
             slots = [Span.of(memory) for memory in self._slots.values()]
         if any(span.overlaps(slot) for slot in slots):
-            raise HardwareError(
-                f"a copy on {lane} has a tensor in device memory where main memory belongs",
-                why="the lane says the other direction",
-                remedy="swap the ends or name the other lane",
-            )
+            raise wrong_side(lane, "device memory", "main memory")
 
     def _own(self, event: Event) -> EmulatedEvent:
         if isinstance(event, (ComputeEvent, CopyEvent)):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import _disable_current_modes as operators_unseen
 
-from lohan.errors import DoesNotFit, HardwareError
+from lohan.errors import DoesNotFit, HardwareError, LohanError, bug
 from lohan.units import format_bytes
 from lohan.vocabulary import Lane
 
@@ -29,28 +29,24 @@ __all__ = [
     "Span",
     "allocate_flat",
     "check_ends",
-    "closed_error",
     "operators_unseen",
     "ram_tensor",
+    "wrong_side",
 ]
 # `operators_unseen` keeps torch calls made by a device itself out of the dispatch modes of its
 # callers, which count the operators of a model one by one.
 
 
 class DeviceMemory:
-    """A run of bytes on a device, made by `Device.alloc` or `Device.adopt`."""
+    """A run of bytes on a device, made by `Device.alloc`."""
 
-    __slots__ = ("_flat", "_owner", "address", "is_adopted", "is_free", "nbytes")
+    __slots__ = ("_flat", "address", "is_free", "nbytes")
 
-    def __init__(
-        self, flat: torch.Tensor, *, is_adopted: bool = False, owner: object = None
-    ) -> None:
-        """`flat` is one-dimensional, of uint8; `owner` keeps its bytes alive where it does not."""
+    def __init__(self, flat: torch.Tensor) -> None:
+        """`flat` is one-dimensional, of uint8."""
         self._flat: torch.Tensor | None = flat
-        self._owner = owner
         self.address = flat.data_ptr()
         self.nbytes = flat.numel()
-        self.is_adopted = is_adopted
         self.is_free = False
 
     def tensor(
@@ -64,18 +60,16 @@ class DeviceMemory:
         flat = self._alive()
         end = offset_bytes + math.prod(shape) * dtype.itemsize
         if offset_bytes < 0 or min(shape, default=0) < 0 or end > self.nbytes:
-            raise HardwareError(
+            raise bug(
                 f"a {dtype} tensor of shape {tuple(shape)} at byte {offset_bytes} ends at byte "
                 f"{end} of device memory that has {self.nbytes}",
-                why="it would reach into memory of something else",
-                remedy="allocate as many bytes as the views need",
+                HardwareError,
             )
         if offset_bytes % dtype.itemsize or self.address % dtype.itemsize:
-            raise HardwareError(
+            raise bug(
                 f"a {dtype} tensor cannot start at byte {offset_bytes} of memory at "
-                f"{self.address:#x}",
-                why=f"both must be multiples of {dtype.itemsize}, the size of its elements",
-                remedy="pad what comes before it",
+                f"{self.address:#x}: both must be multiples of {dtype.itemsize}",
+                HardwareError,
             )
         with operators_unseen():
             return flat[offset_bytes:end].view(dtype).view(tuple(shape))
@@ -91,14 +85,13 @@ class DeviceMemory:
             HardwareError: if it happened before.
         """
         self._alive()
-        self._flat, self._owner, self.is_free = None, None, True
+        self._flat, self.is_free = None, True
 
     def _alive(self) -> torch.Tensor:
         if self._flat is None:
-            raise HardwareError(
+            raise bug(
                 f"{format_bytes(self.nbytes)} of device memory were used after they were freed",
-                why="the bytes may belong to something else by now",
-                remedy="report this with the trace of the run: the order of tasks is wrong",
+                HardwareError,
             )
         return self._flat
 
@@ -125,11 +118,10 @@ class Span:
             return cls(address=end.address, nbytes=end.nbytes, owner=flat, memory=end)
         if isinstance(end, torch.Tensor):
             if not _is_dense(end):
-                raise HardwareError(
+                raise bug(
                     f"a tensor of shape {tuple(end.shape)} and strides {end.stride()} cannot be "
-                    "copied as bytes",
-                    why="its elements leave holes or overlap in memory",
-                    remedy="copy its contiguous() form",
+                    "copied as bytes: its elements leave holes or overlap in memory",
+                    HardwareError,
                 )
             nbytes = end.numel() * end.element_size()
             return cls(address=end.data_ptr(), nbytes=nbytes, owner=end)
@@ -170,25 +162,21 @@ def check_ends(dst: "CopyEnd", src: "CopyEnd", lane: Lane) -> tuple[Span, Span]:
     elif lane is Lane.GPU_TO_RAM:
         ram_end = dst
     else:
-        raise HardwareError(
-            f"the lane {lane} carries no copies between GPU and RAM",
-            why=f"only {Lane.GPU_TO_RAM} and {Lane.RAM_TO_GPU} do",
-            remedy="report this with the trace of the run",
-        )
-    if isinstance(ram_end, DeviceMemory) and not ram_end.is_adopted:
-        raise HardwareError(
-            f"a copy on {lane} has device memory where main memory belongs",
-            why="the lane says the other direction",
-            remedy="swap the ends or name the other lane",
-        )
+        raise bug(f"the lane {lane} carries no copies between GPU and RAM", HardwareError)
+    if isinstance(ram_end, DeviceMemory):
+        raise wrong_side(lane, "device memory", "main memory")
     dst_span, src_span = Span.of(dst), Span.of(src)
     if dst_span.nbytes != src_span.nbytes:
-        raise HardwareError(
+        raise bug(
             f"a copy on {lane} goes from {src_span.nbytes} to {dst_span.nbytes} bytes",
-            why="both ends of a copy must have the same size",
-            remedy="copy views of equal size",
+            HardwareError,
         )
     return dst_span, src_span
+
+
+def wrong_side(lane: Lane, found: str, expected: str) -> LohanError:
+    """Return what is raised for a copy with an end on the other side than its lane says."""
+    return bug(f"a copy on {lane} has {found} where {expected} belongs", HardwareError)
 
 
 def ram_tensor(ram: "torch.Tensor | RamBuffer") -> torch.Tensor:
@@ -287,11 +275,7 @@ def allocate_flat(nbytes: int, torch_device: torch.device, device_name: str) -> 
         DoesNotFit: if torch has no memory left.
     """
     if nbytes < 0:
-        raise HardwareError(
-            f"{nbytes} bytes of device memory were asked for",
-            why="a size cannot be negative",
-            remedy="report this with the plan of the run",
-        )
+        raise bug(f"{nbytes} bytes of device memory were asked for: negative", HardwareError)
     try:
         with operators_unseen():
             return torch.empty(nbytes, dtype=torch.uint8, device=torch_device)
@@ -304,12 +288,3 @@ def allocate_flat(nbytes: int, torch_device: torch.device, device_name: str) -> 
             why=f"torch says: {str(error).splitlines()[0]}",
             remedy="lower the gpu budget or free memory used by other programs",
         ) from error
-
-
-def closed_error(device_name: str) -> HardwareError:
-    """Return what is raised for work given to a device that was closed."""
-    return HardwareError(
-        f"the {device_name} device is closed",
-        why="its memory and queues are gone",
-        remedy="open it again, and close it only when all work is done",
-    )

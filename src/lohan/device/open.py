@@ -4,7 +4,6 @@ Owns the names users write and the words that explain the choice. Called by the 
 command line; nothing else makes devices outside tests.
 """
 
-import difflib
 import re
 
 import torch
@@ -12,8 +11,8 @@ import torch
 from lohan import matrix_tiles
 from lohan.device.cpu import CpuDevice
 from lohan.device.device import Device
-from lohan.device.emulated import EmulatedDevice, EmulatedRates
-from lohan.errors import ConfigError
+from lohan.device.emulated import EmulatedDevice
+from lohan.errors import ConfigError, nearest_names
 
 _NUMBERED = re.compile(r"(?P<kind>[a-z_]+)(?::(?P<index>\d+))?")
 
@@ -41,20 +40,15 @@ def torch_device_named(text: str | None) -> torch.device:
     )
 
 
-def open_device(
-    text: str | None = None,
-    *,
-    memory_bytes: int | None = None,
-    rates: EmulatedRates | None = None,
-) -> Device:
+def open_device(text: str | None = None, *, memory_bytes: int | None = None) -> Device:
     """Open `"cpu"`, `"emulated"`, `"cuda"`, `"cuda:n"` or another accelerator of torch by its name.
 
     None takes a GPU if there is one.
 
-    The device's `reason` says why it was chosen. `rates` are for the emulated device.
+    The device's `reason` says why it was chosen.
 
     Raises:
-        ConfigError: if the text names no device, or a setting does not belong to it.
+        ConfigError: if the text names no device.
         HardwareError: if the device is not there.
         DoesNotFit: if it has fewer bytes than `memory_bytes`.
     """
@@ -65,19 +59,13 @@ def open_device(
             remedy="give a size such as 8GiB, or leave it out",
         )
     name = _name(text)
-    if rates is not None and name != "emulated":
-        raise ConfigError(
-            f"rates were given for the device {text!r}",
-            why="only the emulated device can be set to a rate",
-            remedy='use device "emulated", or leave the rates out',
-        )
     asked = f"{text!r} was asked for"
     # Devices that compute on the processor say what it was told to leave out.
     note = f"; {matrix_tiles.NOTE}" if matrix_tiles.NOTE else ""
     if name == "cpu":
         return CpuDevice(memory_bytes=memory_bytes, reason=asked + note)
     if name == "emulated":
-        return EmulatedDevice(memory_bytes=memory_bytes, rates=rates, reason=asked + note)
+        return EmulatedDevice(memory_bytes=memory_bytes, reason=asked + note)
     # Here and not above: asking the driver takes time, and most callers know what they want.
     from lohan.device.accelerator import AcceleratorDevice, names, why_absent
 
@@ -90,11 +78,10 @@ def open_device(
     match = _NUMBERED.fullmatch(name)
     if match is None or match["kind"] not in names():
         known = ("cpu", "emulated", *names(), f"{names()[0]}:0")
-        nearest = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"{text!r} is not a device",
             why=f"known are {', '.join(known)}",
-            remedy=f"write {nearest[0]!r}" if nearest else "leave it out to have one chosen",
+            remedy=f"{nearest_names(name, known)}, or leave it out to have one chosen",
         )
     index = None if match["index"] is None else int(match["index"])
     return AcceleratorDevice(match["kind"], index, memory_bytes=memory_bytes, reason=asked)

@@ -7,7 +7,7 @@ is a pair of functions given by the device, or nothing at all.
 import threading
 from collections.abc import Callable
 
-from lohan.errors import HardwareError
+from lohan.errors import HardwareError, bug
 
 
 def _nothing(*_: int) -> None:
@@ -30,18 +30,17 @@ class PinnedRanges:
         """Pin a range. Raises HardwareError if it is empty or overlaps a pinned one."""
         with self._lock:
             if address <= 0 or nbytes <= 0:
-                raise HardwareError(
-                    f"{nbytes} bytes at address {address} cannot be pinned",
-                    why="there is no memory there",
-                    remedy="pin buffers that hold at least one byte",
+                raise bug(
+                    f"{nbytes} bytes at address {address} cannot be pinned: there is no memory "
+                    "there",
+                    HardwareError,
                 )
             for start, length in self._nbytes_at.items():
                 if address < start + length and start < address + nbytes:
-                    raise HardwareError(
+                    raise bug(
                         f"{nbytes} bytes at {address:#x} overlap {length} bytes at {start:#x} that "
                         "are pinned already",
-                        why="memory can be pinned once",
-                        remedy="unpin the old range first, or pin one range that covers both",
+                        HardwareError,
                     )
             self._lock_range(address, nbytes)
             self._nbytes_at[address] = nbytes
@@ -50,11 +49,7 @@ class PinnedRanges:
         """Unpin the range that starts at the address. Raises HardwareError if there is none."""
         with self._lock:
             if address not in self._nbytes_at:
-                raise HardwareError(
-                    f"nothing is pinned at {address:#x}",
-                    why=f"{len(self._nbytes_at)} ranges are pinned and none starts there",
-                    remedy="unpin with the address that was pinned",
-                )
+                raise bug(f"nothing is pinned at {address:#x}", HardwareError)
             self._unlock_range(address)
             del self._nbytes_at[address]
 

@@ -1,8 +1,8 @@
-"""Counts the tensors that compute makes on devices whose tensors are ordinary CPU tensors.
+"""Counts the tensors that compute makes on a device whose tensors are ordinary CPU tensors.
 
 Owns the dispatch mode that sees every operator, books each storage an operator makes and gives it
 back when the last tensor or saved activation over it dies. Does not see scratch memory inside a
-kernel, nor a storage resized later. Entered by `compute()` of the cpu and emulated devices.
+kernel, nor a storage resized later. Entered by `compute()` of the emulated device.
 """
 
 import weakref

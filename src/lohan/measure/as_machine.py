@@ -1,24 +1,28 @@
-"""What a Machine takes from each measured figure.
+"""What a Machine takes from what was measured, and from what is free now.
 
-Owns rates of drives that were not measured, the ceilings of the path they share, and free space.
-Called by `machine`.
+Owns rates of drives that were not measured, the ceilings of the path they share, free space, and
+how main memory is shared with a device that has none of its own. Called by `machine`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lohan.device import Device
+from lohan.errors import DoesNotFit
 from lohan.hardware.drive_life import DriveWear, life_of, read_wear
-from lohan.hardware.machine import Gpu, Ssd, SsdPath
+from lohan.hardware.limits import AvailableRam, available_ram_bytes, is_bound_by_locking
+from lohan.hardware.machine import Ssd, SsdPath
 from lohan.hardware.presets import CONSUMER_GEN4
-from lohan.measure.compute import ComputeFigures
 from lohan.measure.disks import DriveFigures
 from lohan.measure.facts import MachineFacts
 from lohan.measure.figure import Figure
 from lohan.measure.measured import MeasuredDrive
 from lohan.ssd import DirectoryReport
+from lohan.units import MIB, format_bytes
 
 _BOUND_SHARE = 0.9
+_LEAST_BYTES = 64 * MIB
 
 
 def with_room(ssds: Sequence[Ssd], reports: Sequence[DirectoryReport]) -> tuple[Ssd, ...]:
@@ -27,20 +31,6 @@ def with_room(ssds: Sequence[Ssd], reports: Sequence[DirectoryReport]) -> tuple[
     return tuple(
         replace(ssd, capacity_bytes=max(1, report.free_bytes // num_on[report.device]))
         for ssd, report in zip(ssds, reports, strict=True)
-    )
-
-
-def gpu_of(
-    facts: MachineFacts, memory_bytes: int, compute: ComputeFigures, *, is_processor: bool
-) -> Gpu:
-    """What computes."""
-    return Gpu(
-        name=facts.device_hardware,
-        memory_bytes=memory_bytes,
-        flops_per_second=compute.flops.per_second,
-        memory_bytes_per_second=compute.memory.per_second,
-        price_dollars=0,
-        is_processor=is_processor,
     )
 
 
@@ -94,3 +84,41 @@ def path_of(
             together.write.per_second if together else 0, writes
         ),
     )
+
+
+def memory_to_plan_with(
+    device: Device,
+    ram_bytes: int | None,
+    gpu_bytes: int | None,
+    *,
+    available: AvailableRam | None = None,
+) -> tuple[int, int, str]:
+    """RAM and GPU bytes to plan with, and what bounds the RAM.
+
+    A device without memory of its own takes its part of main memory: half, unless told otherwise.
+    `available` is what may still be taken; asked from the system if not given.
+
+    Raises:
+        DoesNotFit: hardly anything is left.
+    """
+    if available is None:
+        available = available_ram_bytes(counts_locked=is_bound_by_locking(device))
+    gpu = gpu_bytes or device.memory_bytes
+    is_main_memory = device.torch_device.type == "cpu"
+    if gpu is None:
+        gpu = available.bytes - ram_bytes if ram_bytes is not None else available.bytes // 2
+    if ram_bytes is not None:
+        ram, why = ram_bytes, "as asked for"
+    elif is_main_memory:
+        ram = available.bytes - gpu
+        why = f"{available.reason}; {format_bytes(gpu)} of it stand in for GPU memory"
+    else:
+        ram, why = available.bytes, available.reason
+    if min(ram, gpu) < _LEAST_BYTES:
+        raise DoesNotFit(
+            f"{format_bytes(max(0, ram))} of RAM and {format_bytes(max(0, gpu))} of GPU memory "
+            "are left",
+            why=f"nothing can be trained with so little; {available.reason}",
+            remedy="close what else uses memory, raise the limit, or give other budgets",
+        )
+    return ram, gpu, why

@@ -43,39 +43,35 @@ def load_profile(
     facts: MachineFacts, *, directory: pathlib.Path | None = None, now: datetime | None = None
 ) -> LoadedProfile:
     """Return the profile of this hardware if it is there, whole and fresh."""
+
+    def unused(reason: str) -> LoadedProfile:
+        return LoadedProfile(profile=None, reason=reason)
+
     try:
         path = profile_path(facts, directory=directory)
-        text = path.read_text(encoding="utf-8")
+        profile = MeasuredMachine.from_json(path.read_text(encoding="utf-8"), where=str(path))
     except FileNotFoundError:
         others = len(list(path.parent.glob(PROFILES)))
         elsewhere = f" ({others} of other hardware)" if others else ""
-        return LoadedProfile(
-            profile=None, reason=f"this hardware has not been measured yet{elsewhere}"
-        )
+        return unused(f"this hardware has not been measured yet{elsewhere}")
     except UnicodeDecodeError:
-        return LoadedProfile(profile=None, reason=f"{path} is damaged: it is not text")
+        return unused(f"{path} is damaged: it is not text")
     except OSError as error:
-        return LoadedProfile(profile=None, reason=f"{path} cannot be read: {error.strerror}")
+        return unused(f"{path} cannot be read: {error.strerror}")
     except ConfigError as error:
-        return LoadedProfile(profile=None, reason=f"{error.what}: {error.why}")
-    try:
-        profile = MeasuredMachine.from_json(text, where=str(path))
-    except ConfigError as error:
-        return LoadedProfile(profile=None, reason=f"{error.what}: {error.why}")
+        return unused(f"{error.what}: {error.why}")
     if profile.facts != facts:
-        return LoadedProfile(profile=None, reason=f"{path} was measured on other hardware")
+        return unused(f"{path} was measured on other hardware")
     age = profile.age(now or datetime.now(UTC))
     if age > MOST_AGE:
-        return LoadedProfile(
-            profile=None,
-            reason=f"the profile is {age.days} days old, figures older than {MOST_AGE.days} are "
-            "taken again",
+        return unused(
+            f"the profile is {age.days} days old, figures older than {MOST_AGE.days} are taken "
+            "again"
         )
     if age < -timedelta(days=1):
-        return LoadedProfile(
-            profile=None,
-            reason=f"the profile says it was measured on {profile.measured_at:%Y-%m-%d}, which is "
-            "still to come",
+        return unused(
+            f"the profile says it was measured on {profile.measured_at:%Y-%m-%d}, which is still "
+            "to come"
         )
     return LoadedProfile(profile=profile, reason=f"kept in {path}")
 

@@ -5,6 +5,7 @@ noticeable time, within the memory of the device. Also times the device's own me
 `machine.py`. Letters: t tokens, w width of the model, f width of the feed-forward part, h heads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -134,31 +135,27 @@ def _time_pass(device: Device, tokens: int, width: int, *, clock: Clock) -> floa
     return clock() - started
 
 
-class _Pass:
+def _pass_of(device: Device, tokens: int, width: int) -> Callable[[], float]:
     """One forward and backward pass of a block; returns its FLOPs."""
-
-    def __init__(self, device: Device, block: Block, x: torch.Tensor) -> None:
-        self._device, self._block, self._x = device, block, x
-        self.num_flops = flops_of_pass(block, x.shape[0])
-
-    def __call__(self) -> float:
-        with self._device.compute():
-            out = self._block(self._x)
-            torch.autograd.backward(out, torch.ones_like(out))
-            for parameter in self._block.parameters():
-                parameter.grad = None
-            self._x.grad = None
-            self._device.charge(num_flops=self.num_flops)
-        # Every pass, or a slow device would be left with as many as the host can start.
-        self._device.synchronize()
-        return self.num_flops
-
-
-def _pass_of(device: Device, tokens: int, width: int) -> _Pass:
     with device.compute():
         block = Block(width, device=device.torch_device)
         x = torch.randn(tokens, width, device=device.torch_device).to(torch.bfloat16)
-    return _Pass(device, block, x.requires_grad_())
+    x.requires_grad_()
+    num_flops = flops_of_pass(block, tokens)
+
+    def run() -> float:
+        with device.compute():
+            out = block(x)
+            torch.autograd.backward(out, torch.ones_like(out))
+            for parameter in block.parameters():
+                parameter.grad = None
+            x.grad = None
+            device.charge(num_flops=num_flops)
+        # Every pass, or a slow device would be left with as many as the host can start.
+        device.synchronize()
+        return num_flops
+
+    return run
 
 
 def _measure_memory(device: Device, piece_bytes: int, *, seconds: float, clock: Clock) -> Figure:

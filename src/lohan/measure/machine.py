@@ -6,18 +6,20 @@ and `updates`; which of them a kept profile has is asked in `profile`. Called fr
 whoever wants fresh figures.
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import lohan
-from lohan.device import Device
+from lohan.device import Device, open_device
+from lohan.errors import ConfigError
 from lohan.hardware.limits import AvailableRam
-from lohan.hardware.machine import Machine
+from lohan.hardware.machine import Gpu, Machine
 from lohan.hardware.this_host import num_usable_cores
-from lohan.measure.as_machine import gpu_of, path_of, ssds_of, with_room
+from lohan.measure.as_machine import memory_to_plan_with, path_of, ssds_of, with_room
 from lohan.measure.bar import OnShare, Report, Stages
 from lohan.measure.compute import MEMORY_PIECE_BYTES, SIZES, ComputeFigures, measure_compute
 from lohan.measure.copies import PIECE_BYTES, CopyFigures, measure_copies, measure_ram_copies
@@ -25,8 +27,6 @@ from lohan.measure.disks import DiskMeasurement, DriveFigures, describe
 from lohan.measure.facts import machine_facts
 from lohan.measure.figure import MOST_SPREAD, NUM_ROUNDS, Clock, Figure
 from lohan.measure.measured import MeasuredDrive, MeasuredMachine, Part
-from lohan.measure.memory import memory_to_plan_with
-from lohan.measure.opening import OpenedDevice, check_numbers
 from lohan.measure.probe_files import (
     LEAST_BYTES,
     REQUEST_BYTES,
@@ -118,7 +118,7 @@ def measure_machine(
     """
     check_numbers(seconds, sustained_seconds, num_threads)
     reports = check_directories(ssd)
-    with OpenedDevice(device, gpu_bytes) as opened:
+    with opened_device(device, gpu_bytes) as opened:
         return _Measurement(
             opened=opened,
             reports=reports,
@@ -136,6 +136,37 @@ def measure_machine(
             parts=frozenset(parts),
             kept=kept,
         ).run()
+
+
+def check_numbers(seconds: float, sustained_seconds: float | None, num_threads: int | None) -> None:
+    """Refuse times and counts that cannot be.
+
+    Raises:
+        ConfigError: naming the one.
+    """
+    for name, value in (("seconds", seconds), ("sustained_seconds", sustained_seconds)):
+        if value is not None and not 0 < value <= 3600:
+            raise ConfigError(
+                f"{name} is {value}",
+                why="a measurement takes some time, and at most an hour",
+                remedy="give seconds, such as 0.5",
+            )
+    if num_threads is not None and num_threads < 1:
+        raise ConfigError(
+            f"num_threads is {num_threads}",
+            why="an update runs on one thread or more",
+            remedy="give 1 or more, or leave it out",
+        )
+
+
+@contextlib.contextmanager
+def opened_device(device: str | Device | None, gpu_bytes: int | None) -> Iterator[Device]:
+    """A device by name, opened and closed; or one that is open already, left open."""
+    if device is not None and not isinstance(device, str):
+        yield device
+        return
+    with open_device(device, memory_bytes=gpu_bytes) as opened:
+        yield opened
 
 
 def _num_stages(
@@ -180,7 +211,14 @@ class _Measurement:
         updates = self._updates(ram)
         machine = Machine(
             name=f"measured {facts.device_hardware}",
-            gpu=gpu_of(facts, gpu, compute, is_processor=self.opened.shares_ram),
+            gpu=Gpu(
+                name=facts.device_hardware,
+                memory_bytes=gpu,
+                flops_per_second=compute.flops.per_second,
+                memory_bytes_per_second=compute.memory.per_second,
+                price_dollars=0,
+                is_processor=self.opened.shares_ram,
+            ),
             num_gpus=1,
             ram_bytes=ram,
             ram_to_gpu_bytes_per_second=copies.ram_to_gpu_per_second,

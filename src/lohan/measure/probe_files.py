@@ -12,7 +12,6 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -89,28 +88,22 @@ class ProbeFiles:
             self._undo = undo.pop_all()
 
     @property
-    def num_directories(self) -> int:
-        """How many there are."""
-        return len(self._paths)
-
-    @property
     def num_places(self) -> int:
         """Requests that fit in one file side by side."""
         return self.file_bytes // self.request_bytes
 
     @contextlib.contextmanager
     def open(
-        self, settings: Sequence[DriveSettings], directories: Sequence[int] | None = None
+        self, settings: Sequence[DriveSettings], directories: Sequence[int]
     ) -> Iterator[OpenProbe]:
-        """Open some of the files (all if not given) through a fresh engine.
+        """Open some of the files through a fresh engine.
 
         On leaving, everything started has been carried out: the files can be removed.
         """
-        chosen = range(self.num_directories) if directories is None else directories
         engine = self._make_engine()
         files: list[IoFile] = []
         try:
-            for number, wanted in zip(chosen, settings, strict=True):
+            for number, wanted in zip(directories, settings, strict=True):
                 drive = engine.add_drive(wanted)
                 files.append(engine.open_file(self._paths[number], drive=drive))
             yield OpenProbe(engine=engine, files=tuple(files), settings=tuple(settings))
@@ -136,16 +129,7 @@ class ProbeFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove files and directories, give the memory back. Twice is fine."""
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def _make_buffers(self, undo: contextlib.ExitStack) -> list[Buffer]:

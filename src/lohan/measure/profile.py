@@ -16,9 +16,14 @@ from lohan.hardware.this_host import num_usable_cores
 from lohan.measure.bar import OnShare, Report
 from lohan.measure.cache import load_profile, save_profile
 from lohan.measure.facts import machine_facts
-from lohan.measure.machine import SECONDS, Instruments, measure_machine
+from lohan.measure.machine import (
+    SECONDS,
+    Instruments,
+    check_numbers,
+    measure_machine,
+    opened_device,
+)
 from lohan.measure.measured import MeasuredMachine, Part
-from lohan.measure.opening import OpenedDevice, check_numbers
 from lohan.ssd import check_directories
 
 
@@ -65,7 +70,7 @@ def profile_machine(
     instruments = instruments or Instruments()
     check_numbers(seconds, sustained_seconds, num_threads)
     reports = check_directories(ssd)
-    with OpenedDevice(device, gpu_bytes) as opened:
+    with opened_device(device, gpu_bytes) as opened:
         loaded = load_profile(machine_facts(opened, reports), directory=cache)
         reason = "asked for" if should_refresh else loaded.reason
         kept = None if should_refresh else loaded.profile

@@ -5,7 +5,7 @@ import torch: `tracing` does, and is imported when first needed. Never trains or
 """
 
 from lohan.model.names import known_names, shape_of
-from lohan.model.recompute import Recomputation, recomputation
+from lohan.model.recompute import recomputation
 from lohan.model.shape import INPUT, BlockShape, Growth, ModelShape, OperatorShape
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Growth",
     "ModelShape",
     "OperatorShape",
-    "Recomputation",
     "known_names",
     "recomputation",
     "shape_of",

@@ -22,6 +22,7 @@ from lohan.model.paper_models import Dit, Gpt
 from lohan.model.public_models import PAPER_DITS, PAPER_GPTS, PUBLIC_MODELS
 from lohan.model.shape import ModelShape
 
+CONFIG_PLACES = ("config.json", "transformer/config.json", "unet/config.json")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -33,6 +34,8 @@ def build_known(name: str) -> nn.Module:
     """
     if name in PUBLIC_MODELS:
         public = PUBLIC_MODELS[name]
+        if public.model_type is None:
+            return _from_diffusers(public.settings, name)
         return _from_transformers({"model_type": public.model_type, **public.settings}, name)
     kind, sizes = (Gpt, PAPER_GPTS) if name in PAPER_GPTS else (Dit, PAPER_DITS)
     paper = sizes[name]
@@ -87,25 +90,9 @@ def shape_of_path(path: pathlib.Path, *, sequence: int | None, dtype: str) -> Mo
     Raises:
         ConfigError: if there is no configuration, or it cannot be built or traced.
     """
-    file = _find_config(path)
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{file} cannot be read as JSON",
-            why=str(error),
-            remedy="give the config.json of a transformers or diffusers model",
-        ) from error
-    if isinstance(settings, dict) and "_class_name" in settings:
-        model = _from_diffusers(settings, str(file))
-    elif isinstance(settings, dict) and "model_type" in settings:
-        model = _from_transformers(settings, str(file))
-    else:
-        raise ConfigError(
-            f"{file} is not the configuration of a model",
-            why="it has neither a model_type (transformers) nor a _class_name (diffusers)",
-            remedy="give the config.json of a transformers or diffusers model",
-        )
+    file, settings = read_config(path)
+    is_diffusers = "_class_name" in settings
+    model = (_from_diffusers if is_diffusers else _from_transformers)(settings, str(file))
     name = file.parent.name if file.name == "config.json" else file.stem
     return _trace(
         model,
@@ -165,18 +152,36 @@ def _num_positions(model: nn.Module) -> int | None:
     return longest if is_learned else None
 
 
-def _find_config(path: pathlib.Path) -> pathlib.Path:
-    if path.is_file():
-        return path
-    for place in ("config.json", "transformer/config.json", "unet/config.json"):
-        if (path / place).is_file():
-            return path / place
-    found = sorted(entry.name for entry in path.iterdir())[:8]
-    raise ConfigError(
-        f"{path} holds no model configuration",
-        why=f"config.json or transformer/config.json was looked for; it holds {found}",
-        remedy="give the folder of a transformers or diffusers model",
-    )
+def read_config(
+    path: pathlib.Path, *, needs_type: bool = True
+) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The configuration in a file or in a model's folder: which file it is, and its settings.
+
+    Raises:
+        ConfigError: there is none, or it is no model's. `needs_type`: it says which model's.
+    """
+    places = [path] if path.is_file() else [path / place for place in CONFIG_PLACES]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        found = sorted(entry.name for entry in path.iterdir())[:8]
+        raise ConfigError(
+            f"{path} holds no model configuration",
+            why=f"{' or '.join(CONFIG_PLACES)} was looked for; it holds {found}",
+            remedy="give the folder of a transformers or diffusers model",
+        )
+    remedy = "give the config.json of a transformers or diffusers model"
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as JSON", why=str(error), remedy=remedy
+        ) from error
+    why = None if isinstance(settings, dict) else "it is no JSON object"
+    if why is None and needs_type and not settings.keys() & {"_class_name", "model_type"}:
+        why = "it has neither a model_type (transformers) nor a _class_name (diffusers)"
+    if why is not None:
+        raise ConfigError(f"{file} is not the configuration of a model", why=why, remedy=remedy)
+    return file, settings
 
 
 def _from_transformers(settings: dict[str, Any], where: str) -> nn.Module:

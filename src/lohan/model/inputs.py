@@ -16,10 +16,17 @@ from lohan.model.paper_models import Dit
 from lohan.model.tracing.trace_model import MakeInputs
 
 # Lengths of text conditions where a configuration does not say: CLIP with T5, or T5 alone.
-_TEXT_TOKENS = {"SD3Transformer2DModel": 333, "FluxTransformer2DModel": 512}
+_TEXT_TOKENS = {
+    "SD3Transformer2DModel": 333,
+    "FluxTransformer2DModel": 512,
+    "WanTransformer3DModel": 512,
+}
 _OTHER_TEXT_TOKENS = 300
 # A diffusion model over packed latents: 1024x1024 images make 64x64 tokens.
-_PACKED_TOKENS = 4096
+_PACKED_SIZE = (64, 64)
+_PACKED_TOKENS = 64 * 64
+# Latent frames, rows and columns of a video of 81 frames with 832x480 pixels.
+_VIDEO_LATENTS = (21, 60, 104)
 
 
 def inputs_for(
@@ -108,6 +115,7 @@ def _diffusion(
         settings.get("joint_attention_dim")
         or settings.get("caption_channels")
         or settings.get("cross_attention_dim")
+        or settings.get("text_dim")
     )
     size, channels = settings.get("sample_size"), settings.get("in_channels")
     if channels is None:
@@ -121,9 +129,14 @@ def _diffusion(
         def floats(*shape: int) -> torch.Tensor:
             return torch.zeros(batch, *shape, dtype=dtype)
 
-        image = floats(_PACKED_TOKENS, channels) if size is None else floats(channels, size, size)
+        if isinstance(settings.get("patch_size"), tuple | list):
+            latents = floats(channels, *_VIDEO_LATENTS)
+        elif size is None:
+            latents = floats(_PACKED_TOKENS, channels)
+        else:
+            latents = floats(channels, size, size)
         made: dict[str, Any] = {
-            "hidden_states": image,
+            "hidden_states": latents,
             "timestep": torch.zeros(batch, dtype=torch.long),
             "return_dict": False,
         }
@@ -138,6 +151,9 @@ def _diffusion(
             sizes = {"resolution": floats(2), "aspect_ratio": floats(1)}
             none = {"resolution": None, "aspect_ratio": None}
             made["added_cond_kwargs"] = sizes if has_sizes else none
+        if "img_shapes" in accepted:
+            made["img_shapes"] = [[(1, *_PACKED_SIZE)]] * batch
+            made["timestep"] = floats()
         if "img_ids" in accepted:
             made["img_ids"] = torch.zeros(_PACKED_TOKENS, 3, dtype=dtype)
             made["txt_ids"] = torch.zeros(num_text, 3, dtype=dtype)

@@ -1,13 +1,14 @@
 """From what a user writes for a model to its `ModelShape`.
 
 Owns the reading of names, paths and modules, and the shapes shipped as files for the known names,
-so that planning them needs no torch. Tracing is imported only when something has to be traced.
-Called by the commands, the planner's tests and the engine.
+so that planning them, and searching them for what fits, needs no torch. Tracing is imported only
+when something has to be traced. Called by the commands, the planner's tests and the engine.
 """
 
 import difflib
 import pathlib
 from dataclasses import replace
+from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -156,3 +157,29 @@ def _unknown(text: str) -> ConfigError:
         remedy=f"{hint}: {', '.join(names)}; or give a transformers config.json or a diffusers "
         "folder",
     )
+
+
+@lru_cache(maxsize=8)
+def _language_models(sequence: int) -> tuple[ModelShape, ...]:
+    """Language models that can take sequences of this length."""
+    shapes = []
+    for name in known_names():
+        try:
+            shape = shape_of(name, sequence=sequence)
+        except ConfigError:
+            continue  # It cannot take the sequence, or fixes its own.
+        if shape.tokens_per_sample is None:
+            shapes.append(shape)
+    return tuple(shapes)
+
+
+@lru_cache(maxsize=1)
+def _diffusion_models() -> tuple[ModelShape, ...]:
+    """Diffusion transformers, whose images fix the sequence."""
+    shapes = (shape_of(name) for name in known_names() if name.startswith("dit-"))
+    return tuple(shapes)
+
+
+def models_like(shape: ModelShape, sequence: int) -> tuple[ModelShape, ...]:
+    """Known models that do the same kind of work as this one."""
+    return _language_models(sequence) if shape.tokens_per_sample is None else _diffusion_models()

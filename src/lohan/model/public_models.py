@@ -1,11 +1,17 @@
 """Sizes of the models known by name: the paper's, and widely used public ones.
 
-Owns the numbers, no behaviour and no torch. Public ones are the fields of their published
-configurations that decide shapes. Read by `names` and, when tracing, by `configs`.
+Owns what `known_models.json` holds, no behaviour and no torch. Public ones are the fields of their
+published configurations that decide shapes. Read by `names` and, when tracing, by `configs`.
 """
 
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
+
+import msgspec
+
+GPT_SEQUENCE = 1024
+"""Positions of the paper's GPTs; more are added when a longer sequence is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,237 +26,28 @@ class PaperModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicModel:
-    """A public model: its transformers configuration."""
+    """A public model: its configuration."""
 
-    model_type: str
     nominal_parameters: float
     settings: dict[str, Any]
+    model_type: str | None = None
+    """Of transformers; without it the settings name a class of diffusers."""
 
 
-GPT_SEQUENCE = 1024
-"""Positions of the paper's GPTs; more are added when a longer sequence is asked for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KnownModels:
+    gpts: dict[str, PaperModel]
+    dits: dict[str, PaperModel]
+    public: dict[str, PublicModel]
+    aliases: dict[str, str]
 
 
-def _sizes(rows: dict[str, tuple[int, int, int, float]]) -> dict[str, PaperModel]:
-    return {
-        name: PaperModel(num_layers=layers, num_heads=heads, hidden=hidden, nominal_parameters=size)
-        for name, (layers, heads, hidden, size) in rows.items()
-    }
-
-
-# The paper's TFLOPS of the 80-layer model count 70e9 parameters; one of its figures calls it 65B.
-PAPER_GPTS = _sizes(
-    {
-        "gpt-1.55b": (48, 25, 1600, 1.55e9),
-        "gpt-6b": (28, 32, 4096, 6e9),
-        "gpt-13b": (40, 40, 5120, 13e9),
-        "gpt-30b": (48, 56, 7168, 30e9),
-        "gpt-65b": (80, 64, 8192, 65e9),
-        "gpt-70b": (80, 64, 8192, 70e9),
-        "gpt-135b": (88, 88, 11264, 135e9),
-        "gpt-175b": (96, 96, 12288, 175e9),
-        "gpt-276b": (112, 112, 14336, 276e9),
-        "gpt-412b": (128, 128, 16384, 412e9),
-    }
+_KNOWN = msgspec.json.decode(
+    (resources.files("lohan.model") / "known_models.json").read_bytes(), type=_KnownModels
 )
-
-PAPER_DITS = _sizes(
-    {
-        "dit-0.67b": (28, 16, 1152, 0.67e9),
-        "dit-0.90b": (30, 16, 1280, 0.90e9),
-        "dit-1.4b": (32, 16, 1536, 1.4e9),
-        "dit-10b": (28, 32, 4096, 10e9),
-        "dit-20b": (40, 40, 5120, 20e9),
-        "dit-40b": (48, 56, 7168, 40e9),
-    }
-)
-
-
-def _decoder(
-    *,
-    layers: int,
-    heads: int,
-    key_value_heads: int,
-    hidden: int,
-    intermediate: int,
-    vocabulary: int,
-    longest_sequence: int,
-    is_tied: bool = False,
-    head_dim: int | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    head = {} if head_dim is None else {"head_dim": head_dim}
-    return {
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_value_heads,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": longest_sequence,
-        "tie_word_embeddings": is_tied,
-        **head,
-        **more,
-    }
-
-
-def _llama_3_1(layers: int, heads: int, hidden: int, intermediate: int) -> dict[str, Any]:
-    return _decoder(
-        layers=layers,
-        heads=heads,
-        key_value_heads=8,
-        hidden=hidden,
-        intermediate=intermediate,
-        vocabulary=128256,
-        longest_sequence=131072,
-    )
-
-
-def _qwen3(layers: int, heads: int, hidden: int, intermediate: int) -> dict[str, Any]:
-    return _decoder(
-        layers=layers,
-        heads=heads,
-        key_value_heads=8,
-        hidden=hidden,
-        intermediate=intermediate,
-        vocabulary=151936,
-        longest_sequence=40960,
-        head_dim=128,
-    )
-
-
-def _gpt2(layers: int, heads: int, hidden: int) -> dict[str, Any]:
-    return {
-        "n_layer": layers,
-        "n_head": heads,
-        "n_embd": hidden,
-        "n_positions": 1024,
-        "vocab_size": 50257,
-    }
-
-
-PUBLIC_MODELS = {
-    "llama-3.1-8b": PublicModel(
-        model_type="llama", nominal_parameters=8e9, settings=_llama_3_1(32, 32, 4096, 14336)
-    ),
-    "llama-3.1-70b": PublicModel(
-        model_type="llama", nominal_parameters=70e9, settings=_llama_3_1(80, 64, 8192, 28672)
-    ),
-    "llama-3.1-405b": PublicModel(
-        model_type="llama", nominal_parameters=405e9, settings=_llama_3_1(126, 128, 16384, 53248)
-    ),
-    "llama-2-13b": PublicModel(
-        model_type="llama",
-        nominal_parameters=13e9,
-        settings=_decoder(
-            layers=40,
-            heads=40,
-            key_value_heads=40,
-            hidden=5120,
-            intermediate=13824,
-            vocabulary=32000,
-            longest_sequence=4096,
-        ),
-    ),
-    "qwen3-8b": PublicModel(
-        model_type="qwen3", nominal_parameters=8e9, settings=_qwen3(36, 32, 4096, 12288)
-    ),
-    "qwen3-14b": PublicModel(
-        model_type="qwen3", nominal_parameters=14e9, settings=_qwen3(40, 40, 5120, 17408)
-    ),
-    "qwen3-32b": PublicModel(
-        model_type="qwen3", nominal_parameters=32e9, settings=_qwen3(64, 64, 5120, 25600)
-    ),
-    "mistral-7b": PublicModel(
-        model_type="mistral",
-        nominal_parameters=7e9,
-        settings=_decoder(
-            layers=32,
-            heads=32,
-            key_value_heads=8,
-            hidden=4096,
-            intermediate=14336,
-            vocabulary=32768,
-            longest_sequence=32768,
-            head_dim=128,
-            sliding_window=None,
-        ),
-    ),
-    "gemma-3-1b": PublicModel(
-        model_type="gemma3_text",
-        nominal_parameters=1e9,
-        settings=_decoder(
-            layers=26,
-            heads=4,
-            key_value_heads=1,
-            hidden=1152,
-            intermediate=6912,
-            vocabulary=262144,
-            longest_sequence=32768,
-            head_dim=256,
-            is_tied=True,
-            sliding_window=512,
-        ),
-    ),
-    "gpt-oss-20b": PublicModel(
-        model_type="gpt_oss",
-        nominal_parameters=20e9,
-        settings=_decoder(
-            layers=24,
-            heads=64,
-            key_value_heads=8,
-            hidden=2880,
-            intermediate=2880,
-            vocabulary=201088,
-            longest_sequence=131072,
-            head_dim=64,
-            num_local_experts=32,
-            num_experts_per_tok=4,
-            sliding_window=128,
-        ),
-    ),
-    "mistral-large": PublicModel(
-        model_type="mistral",
-        nominal_parameters=123e9,
-        settings=_decoder(
-            layers=88,
-            heads=96,
-            key_value_heads=8,
-            hidden=12288,
-            intermediate=28672,
-            vocabulary=32768,
-            longest_sequence=131072,
-            head_dim=128,
-            sliding_window=None,
-        ),
-    ),
-    "smollm2-135m": PublicModel(
-        model_type="llama",
-        nominal_parameters=135e6,
-        settings=_decoder(
-            layers=30,
-            heads=9,
-            key_value_heads=3,
-            hidden=576,
-            intermediate=1536,
-            vocabulary=49152,
-            longest_sequence=8192,
-            is_tied=True,
-        ),
-    ),
-    "gpt2": PublicModel(model_type="gpt2", nominal_parameters=124e6, settings=_gpt2(12, 12, 768)),
-    "gpt2-xl": PublicModel(
-        model_type="gpt2", nominal_parameters=1.5e9, settings=_gpt2(48, 25, 1600)
-    ),
-}
-
-ALIASES = {
-    "gpt-2": "gpt2",
-    "gpt-2-xl": "gpt2-xl",
-    "meta-llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama-3.1-70b": "llama-3.1-70b",
-    "meta-llama-3.1-405b": "llama-3.1-405b",
-    "mistral-large-2407": "mistral-large",
-    "mistral-large-instruct-2407": "mistral-large",
-    "dit-0.9b": "dit-0.90b",
-}
+PAPER_GPTS = _KNOWN.gpts
+"""The TFLOPS of the 80-layer model count 70e9 parameters; one of the figures calls it 65B."""
+PAPER_DITS = _KNOWN.dits
+PUBLIC_MODELS = _KNOWN.public
+ALIASES = _KNOWN.aliases
+"""Other spellings of a name."""

@@ -18,14 +18,10 @@ class Recomputation:
     Attributes:
         operators: their `index`, in the order to run them.
         flops: their forward FLOPs.
-        touched_bytes: bytes they read and write.
-        made_bytes: bytes of their outputs.
     """
 
     operators: tuple[int, ...]
     flops: Growth
-    touched_bytes: Growth
-    made_bytes: Growth
 
 
 def recomputation(block: BlockShape, available: Collection[int]) -> Recomputation:
@@ -64,6 +60,4 @@ def recomputation(block: BlockShape, available: Collection[int]) -> Recomputatio
     return Recomputation(
         operators=tuple(operator.index for operator in rerun),
         flops=Growth.total(operator.forward_flops for operator in rerun),
-        touched_bytes=Growth.total(operator.touched_bytes for operator in rerun),
-        made_bytes=Growth.total(operator.output_bytes for operator in rerun),
     )

@@ -8,11 +8,19 @@ from collections.abc import Sequence
 
 from lohan.hardware.machine import Machine
 from lohan.model.shape import BlockShape, ModelShape
-from lohan.plan.activations import SwapPoint, assign_tiers, best_point, swap_points
+from lohan.plan.activations import (
+    SwapPoint,
+    SwapStep,
+    assign_tiers,
+    best_point,
+    swap_order,
+    swap_points,
+    swappable_indices,
+)
 from lohan.plan.cost import Traffic, stage_seconds
 from lohan.plan.ledger import Ledger, LedgerLine
+from lohan.plan.ledger import ledger_line as line
 from lohan.plan.plan import BlockPlan, Plan
-from lohan.plan.swap_order import SwapStep, swap_order, swappable_indices
 from lohan.plan.system import ActivationRule, System
 from lohan.plan.workload import Workload
 from lohan.vocabulary import Choice, Tier
@@ -98,9 +106,8 @@ class _Recipe:
                 ]
             )
         orders = self._orders()
-        ram_bytes = int(
-            self._activation_ram() / self.system.footprint.ram_bytes_per_activation_byte
-        )
+        left_bytes = activation_ram_bytes(self.system, self.machine, self.shape)
+        ram_bytes = int(left_bytes / self.system.footprint.ram_bytes_per_activation_byte)
         if rule is ActivationRule.COPY_TIME:
             # Capuchin looks at operators as they run, not at what they cost to make again.
             orders = [tuple(sorted(order, key=lambda s: s.operator_index)) for order in orders]
@@ -179,12 +186,6 @@ class _Recipe:
             Tier.SSD: self.machine.ssd_capacity_bytes,
         }
 
-    def _fixed_ram(self) -> int:
-        return _fixed_ram_bytes(self.system, self.shape)
-
-    def _activation_ram(self) -> int:
-        return activation_ram_bytes(self.system, self.machine, self.shape)
-
     def ledger(self, plans: Sequence[BlockPlan]) -> Ledger:
         footprint, num_gpus = self.system.footprint, self.machine.num_gpus
         in_ram, on_ssd, on_gpu = self._activation_bytes(plans)
@@ -210,63 +211,44 @@ class _Recipe:
             / self.shape.dtype_bytes
         )
         lines = [
-            LedgerLine(
-                tier=Tier.GPU,
-                purpose="weights and gradients of the blocks in flight",
-                nbytes=int(per_block * largest.num_parameters),
-                remedy=_SMALLER_MODEL,
+            line(
+                Tier.GPU,
+                "weights and gradients of the blocks in flight",
+                per_block * largest.num_parameters,
+                _SMALLER_MODEL,
             ),
-            LedgerLine(
-                tier=Tier.GPU,
-                purpose="states kept on the GPU",
-                nbytes=int(footprint.gpu_bytes_per_model_parameter * self.shape.num_parameters),
-                remedy=_SMALLER_MODEL,
+            line(
+                Tier.GPU,
+                "states kept on the GPU",
+                footprint.gpu_bytes_per_model_parameter * self.shape.num_parameters,
+                _SMALLER_MODEL,
             ),
-            LedgerLine(
-                tier=Tier.GPU,
-                purpose="activations of one block",
-                nbytes=working,
-                remedy=_SMALLER_BATCH,
-                is_constant=True,
+            line(Tier.GPU, "activations of one block", working, _SMALLER_BATCH, is_constant=True),
+            line(
+                Tier.GPU,
+                "logits of the loss",
+                footprint.gpu_logits_bytes * num_logits,
+                _SMALLER_BATCH,
             ),
-            LedgerLine(
-                tier=Tier.GPU,
-                purpose="logits of the loss",
-                nbytes=int(footprint.gpu_logits_bytes * num_logits),
-                remedy=_SMALLER_BATCH,
+            line(Tier.GPU, "activations kept", on_gpu, _SMALLER_BATCH),
+            line(
+                Tier.RAM,
+                "buffers and states",
+                _fixed_ram_bytes(self.system, self.shape),
+                "use a smaller model or more RAM",
             ),
-            LedgerLine(
-                tier=Tier.GPU, purpose="activations kept", nbytes=on_gpu, remedy=_SMALLER_BATCH
+            line(
+                Tier.RAM,
+                "swapped activations",
+                in_ram * footprint.ram_bytes_per_activation_byte,
+                _SMALLER_BATCH,
             ),
-            LedgerLine(
-                tier=Tier.RAM,
-                purpose="buffers and states",
-                nbytes=self._fixed_ram(),
-                remedy="use a smaller model or more RAM",
-            ),
-            LedgerLine(
-                tier=Tier.RAM,
-                purpose="swapped activations",
-                nbytes=int(in_ram * footprint.ram_bytes_per_activation_byte),
-                remedy=_SMALLER_BATCH,
-            ),
-            LedgerLine(
-                tier=Tier.SSD,
-                purpose="swapped activations",
-                nbytes=on_ssd,
-                remedy=_SMALLER_BATCH,
-            ),
+            line(Tier.SSD, "swapped activations", on_ssd, _SMALLER_BATCH),
         ]
         if self.system.home is Tier.SSD:
             per_parameter = self.system.state.stored_bytes + 2 * self.system.spills_gradients
-            lines.append(
-                LedgerLine(
-                    tier=Tier.SSD,
-                    purpose="states",
-                    nbytes=per_parameter * self.shape.num_parameters,
-                    remedy="add a drive",
-                )
-            )
+            nbytes = per_parameter * self.shape.num_parameters
+            lines.append(line(Tier.SSD, "states", nbytes, "add a drive"))
         return Ledger(lines=(*lines, *self._tensor_line()), budgets=self._budgets())
 
     def _tensor_line(self) -> list[LedgerLine]:
@@ -275,14 +257,8 @@ class _Recipe:
         allowed = self.system.footprint.max_tensor_bytes
         if allowed is None or largest_matrix * 4 < allowed:
             return []
-        return [
-            LedgerLine(
-                tier=Tier.GPU,
-                purpose="one weight matrix as 4-byte gradients, more than this system can move",
-                nbytes=self._budgets()[Tier.GPU] + 1,
-                remedy=_SMALLER_MODEL,
-            )
-        ]
+        purpose = "one weight matrix as 4-byte gradients, more than this system can move"
+        return [line(Tier.GPU, purpose, self._budgets()[Tier.GPU] + 1, _SMALLER_MODEL)]
 
     def _activation_bytes(self, plans: Sequence[BlockPlan]) -> tuple[int, int, int]:
         """Activation bytes in RAM, on SSD and on each GPU between the passes."""

@@ -24,6 +24,7 @@ from lohan.plan.workload import Workload
 from lohan.simulate.result import SimulatedStep
 from lohan.simulate.simulator import simulate_plan
 from lohan.units import GIB
+from lohan.vocabulary import Lane
 
 PAPER_SEQUENCE = 1024
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -66,7 +67,7 @@ class ReproducedRow:
     def to_fields(self) -> dict[str, object]:
         """Every column, then published, simulated and relative_error."""
         return {
-            **self.row.cells(),
+            **asdict(self.row),
             "published": self.published,
             "simulated": self.simulated,
             "relative_error": self.relative_error,
@@ -157,7 +158,7 @@ _NUMBERS: Mapping[str, Callable[[PublishedRow, SimulatedStep], float]] = {
     "backward_seconds": _backward_seconds,
     "optimizer_seconds": lambda _, step: step.optimizer_seconds,
     "optimizer_share_percent": lambda _, step: 100 * step.optimizer_seconds / step.step_seconds,
-    "gpu_busy_percent": lambda _, step: 100 * step.gpu_busy_share,
+    "gpu_busy_percent": lambda _, step: 100 * step.busy_share(Lane.GPU),
     "tokens_per_second_per_kdollar": lambda _, step: (
         step.tokens_per_second / (step.price_dollars / 1000)
     ),

@@ -7,24 +7,11 @@ a row says is compared with the simulator in `reproduce`.
 import csv
 import pathlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
+from typing import Any
 
 from lohan.errors import ConfigError
-
-COLUMNS = (
-    "gpu",
-    "num_gpus",
-    "ram_gb",
-    "num_ssds",
-    "model",
-    "batch",
-    "system",
-    "metric",
-    "value",
-    "source",
-    "certainty",
-)
 
 GPT_SIZES = ("1.55B", "6B", "13B", "30B", "65B", "70B", "135B", "175B", "276B", "412B")
 """The paper's GPT models, smallest first. 65B and 70B are two names of one model."""
@@ -51,9 +38,9 @@ class PublishedRow:
         """The figure or section the row comes from."""
         return self.source.split("(")[0].split("/")[0].removesuffix(" raw data in artifact").strip()
 
-    def cells(self) -> dict[str, object]:
-        """The row's own columns."""
-        return {column: getattr(self, column) for column in COLUMNS}
+
+COLUMNS = tuple(field.name for field in fields(PublishedRow))
+_NUMBERS = ("num_gpus", "ram_gb", "num_ssds")
 
 
 def whole_number(text: str) -> int | None:
@@ -103,19 +90,10 @@ def parse_rows(lines: Iterable[str], *, where: str) -> list[PublishedRow]:
                 why=f"a row has {len(COLUMNS)} cells",
                 remedy="complete or delete the row",
             )
-        rows.append(
-            PublishedRow(
-                gpu=cells["gpu"].strip(),
-                num_gpus=_whole(cells["num_gpus"], column="num_gpus", line=line) or 1,
-                ram_gb=_whole(cells["ram_gb"], column="ram_gb", line=line),
-                num_ssds=_whole(cells["num_ssds"], column="num_ssds", line=line),
-                **{
-                    column: cells[column].strip()
-                    for column in COLUMNS
-                    if column not in ("gpu", "num_gpus", "ram_gb", "num_ssds")
-                },
-            )
-        )
+        numbers = {one: _whole(cells[one], column=one, line=line) for one in _NUMBERS}
+        texts = {one: cells[one].strip() for one in COLUMNS if one not in _NUMBERS}
+        row: Any = {**texts, **numbers, "num_gpus": numbers["num_gpus"] or 1}
+        rows.append(PublishedRow(**row))
     return rows
 
 

@@ -26,6 +26,15 @@ class LedgerLine:
     """Held all through a step, outside the pools that the schedule leases from."""
 
 
+def ledger_line(
+    tier: Tier, purpose: str, nbytes: float, remedy: str, *, is_constant: bool = False
+) -> LedgerLine:
+    """A line of whole bytes."""
+    return LedgerLine(
+        tier=tier, purpose=purpose, nbytes=int(nbytes), remedy=remedy, is_constant=is_constant
+    )
+
+
 class LedgerRow(TypedDict):
     """A line, or the budget of a tier, in plain values."""
 

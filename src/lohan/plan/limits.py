@@ -6,6 +6,7 @@ found to fit; between the answer and the next larger one tried, finer steps are 
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
@@ -16,8 +17,8 @@ from lohan.units import GIB
 from lohan.vocabulary import Tier
 
 MAX_BATCH_PER_GPU = 65_536
-MAX_RAM_BYTES = 64 * 1024 * GIB
-MAX_GPU_BYTES = 1024 * GIB
+MAX_RAM_GIB = 64 * 1024
+MAX_GPU_GIB = 1024
 MAX_SSDS = 64
 _FINEST_SHARE = 16
 """A batch is found to within a sixteenth of itself."""
@@ -32,22 +33,11 @@ class Question:
     shape: ModelShape
     workload: Workload
 
-    def fits(
-        self,
-        *,
-        policy: str | Policy | None = None,
-        machine: Machine | None = None,
-        shape: ModelShape | None = None,
-        workload: Workload | None = None,
-    ) -> bool:
-        """Whether it fits, with something changed; what cannot be planned does not fit."""
+    def fits(self, **changes: Any) -> bool:
+        """Whether it fits, with fields changed; what cannot be planned does not fit."""
+        asked = replace(self, **changes)
         try:
-            plan = make_plan(
-                policy or self.policy,
-                machine or self.machine,
-                shape or self.shape,
-                workload or self.workload,
-            )
+            plan = make_plan(asked.policy, asked.machine, asked.shape, asked.workload)
         except ConfigError:
             return False
         return plan.ledger.fits
@@ -80,17 +70,6 @@ def largest_model(question: Question, shapes: Iterable[ModelShape]) -> ModelShap
     return next((shape for shape in by_size if question.fits(shape=shape)), None)
 
 
-def _least(fits: Callable[[int], bool], first: int, last: int) -> int | None:
-    """The least number from `first` on that fits, by halving; None if `last` does not."""
-    if first > last or not fits(last):
-        return None
-    low, high = first - 1, last
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
-
-
 def least_machine(question: Question, short: Collection[Tier]) -> Machine | None:
     """The machine with just as much more of the short tiers as it takes; None if it never fits."""
     machine = question.machine
@@ -98,10 +77,10 @@ def least_machine(question: Question, short: Collection[Tier]) -> Machine | None
         machine = _MORE[tier].apply(machine, _MORE[tier].most)
     for tier in short:
         # One after another: what is not in RAM must be on SSD, so one amount decides the next.
-        amount = _least_of(tier, replace(question, machine=machine))
+        amount = _least(replace(question, machine=machine), _MORE[tier])
         if amount is None:
             return None
-        machine = _MORE[tier].apply(machine, amount // _MORE[tier].unit)
+        machine = _MORE[tier].apply(machine, amount)
     return machine
 
 
@@ -110,29 +89,28 @@ class _More:
     """How a machine gets more of one tier."""
 
     apply: Callable[[Machine, int], Machine]
-    unit: int
     most: int
 
 
 _MORE = {
     Tier.GPU: _More(
-        apply=lambda machine, gib: machine.with_gpu_memory(gib * GIB),
-        unit=GIB,
-        most=MAX_GPU_BYTES // GIB,
+        apply=lambda machine, gib: machine.with_gpu_memory(gib * GIB), most=MAX_GPU_GIB
     ),
-    Tier.RAM: _More(
-        apply=lambda machine, gib: machine.with_ram(gib * GIB),
-        unit=GIB,
-        most=MAX_RAM_BYTES // GIB,
-    ),
-    Tier.SSD: _More(apply=lambda machine, count: machine.with_ssds(count), unit=1, most=MAX_SSDS),
+    Tier.RAM: _More(apply=lambda machine, gib: machine.with_ram(gib * GIB), most=MAX_RAM_GIB),
+    Tier.SSD: _More(apply=lambda machine, count: machine.with_ssds(count), most=MAX_SSDS),
 }
 
 
-def _least_of(tier: Tier, question: Question) -> int | None:
-    """The least bytes (of SSD: drives) of one tier with which it fits."""
-    more = _MORE[tier]
-    least = _least(
-        lambda amount: question.fits(machine=more.apply(question.machine, amount)), 1, more.most
-    )
-    return None if least is None else least * more.unit
+def _least(question: Question, more: _More) -> int | None:
+    """The least amount of a tier with which it fits, by halving; None if the most does not."""
+
+    def fits(amount: int) -> bool:
+        return question.fits(machine=more.apply(question.machine, amount))
+
+    low, high = 0, more.most
+    if not fits(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

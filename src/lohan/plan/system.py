@@ -158,7 +158,5 @@ class System:
     """Operators whose value no backward operator needs are not recomputed."""
     uses_residency: bool = False
     """RAM that is left holds states, GPU memory that is left keeps activations."""
-    splits_batches: bool = False
-    """A batch too large for the GPU is computed as several micro-batches, layer-major."""
     rates: DrivingRates = field(default_factory=DrivingRates)
     footprint: Footprint = field(default_factory=Footprint)

@@ -20,7 +20,6 @@ from lohan.report.sections.headline import headline
 from lohan.report.sections.lanes import lanes
 from lohan.report.sections.memory import memory, wear
 from lohan.report.sections.training import speed, training
-from lohan.report.sections.words import WORDS_TABLE
 from lohan.whole_file import write_text
 from lohan.working_folder import working_folder
 
@@ -75,7 +74,6 @@ def report_html(run: RunFiles) -> str:
         machine=run.machine and settings.machine_table(run.machine),
         versions=settings.versions(run),
         configuration=settings.configuration(run),
-        words=WORDS_TABLE,
         version=lohan.__version__,
         # The name only: where a run lies on somebody's disk is not for whoever gets the report.
         folder=shortened(run.folder.resolve().name or "/", 120),
@@ -99,8 +97,7 @@ def _subtitle(run: RunFiles) -> str:
     data = facts.data_names(run)
     if data:
         said.append(f"rows of {', '.join(data)}")
-    for key in ("status", "ended"):
-        words = (run.summary or {}).get(key)
-        if isinstance(words, str):
-            said.append(words.partition("T")[0] if key == "ended" else words)
+    ended = (run.summary or {}).get("ended")
+    if isinstance(ended, str):
+        said.append(ended.partition("T")[0])
     return ", ".join(shortened(words, 120) for words in said)

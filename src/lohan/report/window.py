@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from lohan.report import svg
+from lohan.report.html.axis import round_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,7 @@ def axis_shapes(window: Window, top: float, bottom: float) -> list[str]:
 
 def ticks(start_seconds: float, end_seconds: float) -> list[tuple[float, str]]:
     """Return round times within the window, about ten, each with its text."""
-    rough = (end_seconds - start_seconds) / 10
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    step = round_step((end_seconds - start_seconds) / 10)
     unit, unit_seconds = "s", 1.0
     for name, seconds in (("ms", 1e-3), ("us", 1e-6)):
         if end_seconds < unit_seconds:

@@ -4,17 +4,13 @@ Owns durations, the clock and what is read off it. Imported by whoever needs a p
 touches a device, a file or the real time.
 """
 
-from lohan.simulate.refine import ObservedRate, observed_rates, refine
 from lohan.simulate.result import SimulatedStep
 from lohan.simulate.simulator import read_off, replay, settled_schedule, simulate_plan
-from lohan.simulate.tracing import trace_of
+from lohan.simulate.timeline import trace_of
 
 __all__ = [
-    "ObservedRate",
     "SimulatedStep",
-    "observed_rates",
     "read_off",
-    "refine",
     "replay",
     "settled_schedule",
     "simulate_plan",

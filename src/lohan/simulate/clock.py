@@ -9,7 +9,9 @@ returned bytes a lease uses.
 from collections import deque
 from dataclasses import dataclass, field
 
-from lohan.errors import ScheduleError
+from lohan.errors import LohanError, bug
+from lohan.hardware.machine import Machine
+from lohan.plan.system import DrivingRates
 from lohan.schedule.ready import Ready
 from lohan.schedule.task import Schedule, Task
 from lohan.simulate.durations import Durations
@@ -64,14 +66,13 @@ class Clock:
         self,
         schedule: Schedule,
         durations: Durations,
-        *,
-        is_ssd_duplex: bool,
-        copy_interference: float,
+        machine: Machine,
+        rates: DrivingRates,
     ) -> None:
         self._schedule = schedule
         self._tasks = schedule.tasks
-        self._is_ssd_duplex = is_ssd_duplex
-        self._interference = copy_interference
+        self._is_ssd_duplex = machine.ssd_path.is_duplex
+        self._interference = rates.copy_interference
         self._work = [durations.of(task) for task in self._tasks]
         self._ready = Ready(schedule.pools)
         self._ready.add(self._tasks)
@@ -137,11 +138,9 @@ class Clock:
         if self._ready.is_behind(task):
             return None
         if not self._ready.has_room(task):
-            raise ScheduleError(
+            raise bug(
                 f"{task.name} of step {task.step} found no room in "
-                f"{', '.join(lease.pool for lease in task.leases)}",
-                why="a lease must never wait: its order does not prove the pool",
-                remedy="report this schedule; it is a mistake of the builder",
+                f"{', '.join(lease.pool for lease in task.leases)}"
             )
         return task
 
@@ -180,7 +179,7 @@ class Clock:
             speeds[Lane.GPU] = 1.0 - self._interference * copies
         return speeds
 
-    def _stuck(self) -> ScheduleError:
+    def _stuck(self) -> LohanError:
         total = len(self._tasks)
         waiting = [task for task in self._tasks if task.id in self._ready]
         first = next((task for task in waiting if not self._ready.is_behind(task)), waiting[0])
@@ -188,10 +187,8 @@ class Clock:
             f"{lease.pool} ({self._ready.free_bytes(lease.pool)} of {lease.nbytes} bytes free)"
             for lease in first.leases
         )
-        return ScheduleError(
+        return bug(
             f"after {total - len(waiting)} of {total} tasks nothing can go on; first in line is "
             f"{first.name} of step {first.step} on {first.lane}"
-            + (f", which leases from {pools}" if pools else ""),
-            why="the schedule has a cycle or a pool that is too small",
-            remedy="report this schedule; it is a mistake of the builder",
+            + (f", which leases from {pools}" if pools else "")
         )

@@ -30,12 +30,7 @@ def quick_step(plan: Plan, machine: Machine) -> SimulatedStep:
     with uncollected():
         num_steps = 2 if plan.system.has_barrier else QUICK_STEPS
         schedule = build_schedule(plan, num_steps=num_steps)
-        clock = Clock(
-            schedule,
-            Durations(machine, rates),
-            is_ssd_duplex=machine.ssd_path.is_duplex,
-            copy_interference=rates.copy_interference,
-        )
+        clock = Clock(schedule, Durations(machine, rates), machine, rates)
         times = clock.run(by_priority=True, through_step=max(1, num_steps - 2))
         return read_off(schedule, times, plan, machine)
 

@@ -32,6 +32,7 @@ _LEAST_COMPUTE_SHARE = 0.1
 _SSD_LANES = (Lane.SSD_READ, Lane.SSD_WRITE)
 _COPY_LANES = (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
 _TIMED_LANES = (*_SSD_LANES, *_COPY_LANES, Lane.GPU, Lane.CPU)
+DEFAULT_RATES = DrivingRates()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,7 @@ def observed_rates(
     tasks: Iterable[Task],
     trace: Trace,
     *,
-    rates: DrivingRates | None = None,
-    steps: Sequence[int] | None = None,
+    rates: DrivingRates = DEFAULT_RATES,
 ) -> tuple[ObservedRate, ...]:
     """Return what the lanes reached, those with enough evidence, in the vocabulary's order.
 
@@ -62,52 +62,18 @@ def observed_rates(
         tasks: the schedule's; spans of other tasks are left out.
         trace: of a run of them. Spans are matched by task id and step.
         rates: how the system drives the machine, as the plan has it.
-        steps: which steps count; all of them if not given.
     """
-    rates = rates or DrivingRates()
     by_id = {(task.step, task.id): task for task in tasks}
-    wanted = None if steps is None else frozenset(steps)
     spans: dict[Lane, list[tuple[Span, Task]]] = {lane: [] for lane in _TIMED_LANES}
     for span in trace.spans:
         task = _task_of(span, by_id)
-        if task is None or span.lane not in spans:
-            continue
-        if wanted is not None and span.step not in wanted:
-            continue
-        if _is_timed(task, rates):
+        if task is not None and span.lane in spans and _is_timed(task, rates):
             spans[span.lane].append((span, task))
     # What shares a link does so whether or not its own rate can be told.
     busy = {lane: _busy(trace, lane) for lane in _TIMED_LANES}
     durations = Durations(machine, rates)
-    found = []
-    for lane in Lane:
-        observed = _observe(lane, spans.get(lane, []), busy, machine, rates, durations)
-        if observed is not None:
-            found.append(observed)
-    return tuple(found)
-
-
-def refine(
-    machine: Machine,
-    tasks: Iterable[Task],
-    trace: Trace,
-    *,
-    rates: DrivingRates | None = None,
-    steps: Sequence[int] | None = None,
-    should_raise_writes: bool = False,
-) -> Machine:
-    """Return the machine with the rates a real run reached, where there is enough evidence.
-
-    Sizes and prices stay, and so does the SSD write rate if a step reached more: a machine's write
-    rate is the one its drives hold for hours, and one step may well end inside their cache.
-    `should_raise_writes` takes it all the same. Arguments otherwise as in `observed_rates`.
-    """
-    for observed in observed_rates(machine, tasks, trace, rates=rates, steps=steps):
-        is_raised = observed.observed_per_second > observed.before_per_second
-        if observed.lane is Lane.SSD_WRITE and is_raised and not should_raise_writes:
-            continue
-        machine = with_rate(machine, observed)
-    return machine
+    found = (_observe(lane, spans.get(lane, []), busy, machine, rates, durations) for lane in Lane)
+    return tuple(observed for observed in found if observed is not None)
 
 
 def _task_of(span: Span, by_id: Mapping[tuple[int, TaskId], Task]) -> Task | None:

@@ -7,7 +7,7 @@ line's business.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lohan.vocabulary import ComputeKind, Lane, Tier
+from lohan.vocabulary import Lane, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,6 @@ class SimulatedStep:
     model_flops: int
     """FLOPs the model itself needs: forward and backward, nothing recomputed, all GPUs."""
     busy_seconds: Mapping[Lane, float]
-    compute_seconds: Mapping[ComputeKind, float]
     roofline_seconds: float
     roofline_resource: str
     read_bytes: int
@@ -70,11 +69,6 @@ class SimulatedStep:
     def endurance_share_per_step(self) -> float:
         """Share of the drives' rated life one step uses."""
         return self.written_bytes / self.endurance_bytes
-
-    @property
-    def gpu_busy_share(self) -> float:
-        """Share of the step in which the GPU computes."""
-        return self.busy_share(Lane.GPU)
 
     def busy_share(self, lane: Lane) -> float:
         """Share of the step a lane works."""

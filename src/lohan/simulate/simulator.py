@@ -1,12 +1,14 @@
-"""Runs a settled schedule on a virtual clock and reads the steady state off its last step.
+"""Fixes the order of every lane, and reads the steady state off the last step of that order.
 
 `simulate_plan` is the door: plan in, SimulatedStep out. The events are in `clock`; what a step's
-numbers mean is in `result`.
+numbers mean is in `result`. A replay keeps to the order that `settle` wrote down; the engine does
+not, its lanes choose anew by the same rule (`schedule.ready`).
 """
 
-from lohan.errors import ScheduleError
+from lohan.errors import bug
 from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
+from lohan.plan.system import DrivingRates
 from lohan.schedule.build import build_schedule
 from lohan.schedule.check import check_schedule, check_serial
 from lohan.schedule.task import Compute, Move, Schedule
@@ -14,13 +16,32 @@ from lohan.simulate.bottleneck import bottleneck_words, busiest_resource
 from lohan.simulate.clock import Clock, ClockResult
 from lohan.simulate.durations import Durations
 from lohan.simulate.result import SimulatedStep
-from lohan.simulate.settle import settle_and_time
 from lohan.vocabulary import ComputeKind, Lane, Tier
 
 NUM_STEPS = 5
 """Steps simulated where steps overlap: the first ones fill the pipeline, the last one drains it."""
 NUM_STEADY_STEPS = 1
 """Steps at the end that are measured: the pipeline is full, and what follows is not waited for."""
+
+
+def settle(
+    schedule: Schedule, machine: Machine, rates: DrivingRates, durations: Durations | None = None
+) -> tuple[Schedule, ClockResult]:
+    """The same tasks in the order a run takes them, and when each ran: a replay says the same.
+
+    Each lease gets an edge from the tasks whose returned bytes it uses, so room in a pool follows
+    from the order alone.
+
+    Raises:
+        ScheduleError: if the tasks cannot all run.
+    """
+    durations = durations or Durations(machine, rates)
+    result = Clock(schedule, durations, machine, rates).run(by_priority=True)
+    settled = schedule.with_order(
+        {lane: tuple(ids) for lane, ids in result.order.items()},
+        {task: tuple(givers) for task, givers in result.edges.items()},
+    )
+    return settled, result
 
 
 def settled_schedule(plan: Plan, machine: Machine, *, num_steps: int = NUM_STEPS) -> Schedule:
@@ -39,7 +60,7 @@ def _settled(
     # With a barrier every step begins when the one before has ended: two steps show them all.
     schedule = build_schedule(plan, num_steps=2 if plan.system.has_barrier else num_steps)
     check_serial(schedule)
-    schedule, times = settle_and_time(schedule, machine, plan.system.rates, durations)
+    schedule, times = settle(schedule, machine, plan.system.rates, durations)
     check_schedule(schedule, plan)
     return schedule, times
 
@@ -51,18 +72,9 @@ def replay(schedule: Schedule, plan: Plan, machine: Machine) -> ClockResult:
         ScheduleError: if the schedule is not settled.
     """
     if not schedule.is_settled:
-        raise ScheduleError(
-            "the schedule has no final order",
-            why="its lanes are still in program order and its pools are not proven",
-            remedy="call settle first",
-        )
-    clock = Clock(
-        schedule,
-        Durations(machine, plan.system.rates),
-        is_ssd_duplex=machine.ssd_path.is_duplex,
-        copy_interference=plan.system.rates.copy_interference,
-    )
-    return clock.run(by_priority=False)
+        raise bug("a schedule that has no final order was to be replayed")
+    rates = plan.system.rates
+    return Clock(schedule, Durations(machine, rates), machine, rates).run(by_priority=False)
 
 
 def simulate_plan(
@@ -92,16 +104,12 @@ def read_off(
     tasks = [task for task in schedule.tasks if task.step == last]
     alone = dict.fromkeys(Lane, 0.0)
     begin, turn, end, after = _boundaries(schedule, times)
-    by_kind = dict.fromkeys(ComputeKind, 0.0)
     moved = dict.fromkeys(schedule.lanes, 0)
     for task in tasks:
         # How long lanes work when nothing waits or contends. A fixed cost is the system's own.
         alone[task.lane] += durations.of(task) - task.fixed_seconds
         if isinstance(task.action, Move):
             moved[task.lane] += task.action.nbytes
-        else:
-            seconds = times.end_seconds[task.id] - times.start_seconds[task.id]
-            by_kind[task.action.kind] += seconds
     resource, roofline = busiest_resource(alone, machine)
     # Updates may still fall behind after a few steps; in the long run nothing beats the roofline.
     step_seconds = max(after - begin, roofline)
@@ -118,7 +126,6 @@ def read_off(
         nominal_parameters=plan.shape.nominal_parameters or plan.shape.num_parameters,
         model_flops=_model_flops(plan),
         busy_seconds={lane: alone[lane] for lane in schedule.lanes},
-        compute_seconds=by_kind,
         roofline_seconds=roofline,
         roofline_resource=resource,
         read_bytes=moved.get(Lane.SSD_READ, 0),

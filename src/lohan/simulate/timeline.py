@@ -1,4 +1,4 @@
-"""The steady part of a simulated run, as trace and text.
+"""A simulated run as a trace, the same format the engine records, and its steady part as text.
 
 The first steps fill the pipeline and the last one ends without a successor; both would mislead, so
 only whole steps between them are shown. Owns which steps those are.
@@ -10,15 +10,13 @@ from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
 from lohan.schedule.build import build_schedule
 from lohan.schedule.check import check_schedule
-from lohan.schedule.task import Compute, Schedule
+from lohan.schedule.task import Compute, Move, Schedule
 from lohan.schedule.text import dump_schedule
 from lohan.simulate.clock import ClockResult
 from lohan.simulate.result import SimulatedStep
-from lohan.simulate.settle import settle
-from lohan.simulate.simulator import NUM_STEPS, read_off, replay, settled_schedule
-from lohan.simulate.tracing import trace_of
-from lohan.trace import Counter, Trace, chrome_json
-from lohan.vocabulary import ComputeKind
+from lohan.simulate.simulator import NUM_STEPS, read_off, replay, settle, settled_schedule
+from lohan.trace import Counter, Span, Trace, chrome_json
+from lohan.vocabulary import ComputeKind, Tier
 
 MAX_STEPS = 8
 _STEPS_AROUND = 4
@@ -103,11 +101,10 @@ def timeline_of(plan: Plan, machine: Machine, *, num_steps: int) -> Timeline:
         step = read_off(schedule, times, plan, machine)
         first = 1
         if num_steps > 1:
-            schedule = settle(
+            schedule, times = settle(
                 build_schedule(plan, num_steps=num_steps + 1), machine, plan.system.rates
             )
             check_schedule(schedule, plan)
-            times = replay(schedule, plan, machine)
         ends = _last_ends(schedule, times)
         start, end = ends[first - 1], ends[first + num_steps - 1]
     else:
@@ -144,3 +141,61 @@ def _gradient_ends(schedule: Schedule, times: ClockResult) -> dict[int, float]:
         if isinstance(task.action, Compute) and task.action.kind is ComputeKind.BACKWARD:
             ends[task.step] = max(ends.get(task.step, 0.0), times.end_seconds[task.id])
     return ends
+
+
+def trace_of(schedule: Schedule, times: ClockResult, plan: Plan, machine: Machine) -> Trace:
+    """Spans of every task and memory in use per tier."""
+    spans = []
+    for task in schedule.tasks:
+        spans.append(
+            Span(
+                lane=task.lane,
+                name=task.name,
+                start_seconds=times.start_seconds[task.id],
+                end_seconds=times.end_seconds[task.id],
+                kind=task.action.kind.value,
+                task=task.id,
+                block=task.block,
+                nbytes=task.action.nbytes if isinstance(task.action, Move) else None,
+                step=task.step,
+            )
+        )
+    return Trace(
+        name=f"{plan.policy} {plan.shape.name} on {machine.name}",
+        is_simulated=True,
+        spans=tuple(sorted(spans, key=lambda span: (span.start_seconds, span.end_seconds))),
+        counters=_counters(schedule, times, plan),
+        comes_after={task.id: task.after for task in schedule.tasks if task.after},
+        metadata={
+            "policy": plan.policy,
+            "model": plan.shape.name,
+            "machine": machine.name,
+            "batch": str(plan.workload.batch),
+            "sequence": str(plan.workload.sequence),
+        },
+    )
+
+
+def _counters(schedule: Schedule, times: ClockResult, plan: Plan) -> tuple[Counter, ...]:
+    in_use = dict.fromkeys(schedule.pools, 0)
+    totals = {tier: schedule.initial.get(tier, 0) for tier in (Tier.GPU, Tier.RAM)}
+    samples: dict[Tier, tuple[list[float], list[int]]] = {tier: ([], []) for tier in totals}
+    for now, pool, nbytes in times.usage:
+        tier = schedule.pools[pool].tier
+        totals[tier] += nbytes - in_use[pool]
+        in_use[pool] = nbytes
+        at, used = samples[tier]
+        if at and at[-1] == now:
+            used[-1] = totals[tier]
+        else:
+            at.append(now)
+            used.append(totals[tier])
+    return tuple(
+        Counter(
+            tier=tier,
+            at_seconds=tuple(at),
+            used_bytes=tuple(used),
+            budget_bytes=plan.ledger.budgets.get(tier),
+        )
+        for tier, (at, used) in samples.items()
+    )

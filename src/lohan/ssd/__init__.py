@@ -7,7 +7,7 @@ checks directories. Never knows tensors.
 from lohan.ssd.allocator import Extent, ExtentAllocator
 from lohan.ssd.checksums import ChecksumTable, Stretch
 from lohan.ssd.engines.buffers import Buffer, BufferPool
-from lohan.ssd.engines.choose import ENGINE_NAMES, choose_engine
+from lohan.ssd.engines.choose import choose_engine
 from lohan.ssd.engines.engine import (
     ALIGNMENT_BYTES,
     Access,
@@ -24,7 +24,7 @@ from lohan.ssd.engines.engine import (
 from lohan.ssd.engines.native_engine import NativeEngine
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
 from lohan.ssd.runs.directory_check import DirectoryReport, check_directories, check_directory
-from lohan.ssd.runs.left_runs import FoundParts, LeftFile, RunPart, find_run_parts
+from lohan.ssd.runs.left_runs import RunPart, find_run_parts
 from lohan.ssd.runs.run_directory import RunDirectories
 from lohan.ssd.stripe_files import add_drives
 from lohan.ssd.striped_file import StripedFile
@@ -34,7 +34,6 @@ from lohan.ssd.verification import verify_extent
 __all__ = [
     "ALIGNMENT_BYTES",
     "CHUNK_BYTES",
-    "ENGINE_NAMES",
     "Access",
     "Buffer",
     "BufferPool",
@@ -45,10 +44,8 @@ __all__ = [
     "DriveSettings",
     "Extent",
     "ExtentAllocator",
-    "FoundParts",
     "IoEngine",
     "IoFile",
-    "LeftFile",
     "Mixing",
     "NativeEngine",
     "Operation",

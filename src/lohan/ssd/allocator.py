@@ -7,7 +7,7 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lohan.errors import OutOfSpace, ScheduleError
+from lohan.errors import LohanError, OutOfSpace, bug
 from lohan.ssd.engines.engine import ALIGNMENT_BYTES
 from lohan.units import format_bytes
 
@@ -39,11 +39,9 @@ class ExtentAllocator:
                 or end > capacity_bytes
                 or (extent.offset_bytes | extent.nbytes) % ALIGNMENT_BYTES
             ):
-                raise ScheduleError(
-                    f"extent {extent} cannot be taken over",
-                    why=f"it overlaps another one, is not aligned, or leaves the "
-                    f"{capacity_bytes} bytes there are",
-                    remedy="restore the layout it was saved with",
+                raise bug(
+                    f"extent {extent} cannot be taken over: it overlaps another one, is not "
+                    f"aligned, or leaves the {capacity_bytes} bytes there are"
                 )
             if extent.offset_bytes > position:
                 self._free.append((position, extent.offset_bytes - position))
@@ -79,11 +77,7 @@ class ExtentAllocator:
             OutOfSpace: no free range is long enough.
         """
         if nbytes <= 0:
-            raise ScheduleError(
-                f"an extent of {nbytes} bytes was asked for",
-                why="an extent has at least one byte",
-                remedy="skip what is empty",
-            )
+            raise bug(f"an extent of {nbytes} bytes was asked for")
         rounded = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         fitting = [entry for entry in self._free if entry[1] >= rounded]
         if not fitting:
@@ -137,10 +131,6 @@ class ExtentAllocator:
         self._free.insert(place, (offset, nbytes))
 
 
-def unknown_extent(extent: Extent) -> ScheduleError:
+def unknown_extent(extent: Extent) -> LohanError:
     """The error for using or freeing an extent that is not allocated."""
-    return ScheduleError(
-        f"{extent} is not allocated",
-        why="it was freed before, or belongs to another file; its bytes may be somebody else's",
-        remedy="free an extent once, after its last use; this is a mistake in lohan",
-    )
+    return bug(f"{extent} is not allocated: it was freed before, or belongs to another file")

@@ -10,7 +10,7 @@ pattern, spread as evenly as whole chunks allow, so any long range keeps all dri
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError
@@ -159,12 +159,7 @@ class StripeLayout:
     def grown(self, capacity_bytes: int) -> "StripeLayout":
         """The same layout with room for at least `capacity_bytes`; existing chunks stay put."""
         num_chunks = max(self.num_chunks, -(-capacity_bytes // self.chunk_bytes))
-        return StripeLayout(
-            chunk_bytes=self.chunk_bytes,
-            num_drives=self.num_drives,
-            pattern=self.pattern,
-            num_chunks=num_chunks,
-        )
+        return replace(self, num_chunks=num_chunks)
 
     def file_bytes(self, drive: int) -> int:
         """Size of a drive's file."""
@@ -201,12 +196,7 @@ class StripeLayout:
             position += piece.nbytes
             if open_piece is not None and open_piece.drive == drive:
                 # Two neighbouring chunks of one drive are neighbours in its file as well.
-                open_piece = StripePiece(
-                    drive=drive,
-                    offset_bytes=open_piece.offset_bytes,
-                    start_bytes=open_piece.start_bytes,
-                    nbytes=open_piece.nbytes + piece.nbytes,
-                )
+                open_piece = replace(open_piece, nbytes=open_piece.nbytes + piece.nbytes)
                 continue
             if open_piece is not None:
                 yield open_piece

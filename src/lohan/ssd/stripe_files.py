@@ -232,5 +232,4 @@ def _device_of(directory: str) -> int:
     try:
         return os.stat(directory).st_dev
     except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("an SSD directory failed", number, path=directory) from None
+        raise storage_error("an SSD directory failed", error, path=directory) from None

@@ -7,7 +7,7 @@ what an extent means is known above. Called by the stores; calls an `IoEngine`.
 import threading
 from collections.abc import Sequence
 
-from lohan.errors import LohanError, ScheduleError, StorageError
+from lohan.errors import LohanError, ScheduleError, StorageError, bug
 from lohan.ssd.allocator import Extent, ExtentAllocator, unknown_extent
 from lohan.ssd.checksums import ChecksumTable, checksum_stretches
 from lohan.ssd.engines.engine import (
@@ -20,7 +20,6 @@ from lohan.ssd.engines.engine import (
     refuse_unaligned,
 )
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
-from lohan.ssd.ranges_in_use import RangesInUse
 from lohan.ssd.runs.run_directory import RunDirectories
 from lohan.ssd.stripe_files import (
     add_drives,
@@ -32,7 +31,7 @@ from lohan.ssd.stripe_files import (
     refuse_wrong_count,
 )
 from lohan.ssd.striped_record import StripedRecord, refuse_bad_name
-from lohan.ssd.striped_ticket import StripedTicket, unverifiable
+from lohan.ssd.striped_ticket import RangesInUse, StripedTicket, unverifiable
 
 
 class StripedFile:
@@ -55,10 +54,13 @@ class StripedFile:
         self.name = name
         self._engine = engine
         self._files = tuple(files)
-        self._paths = tuple(file.path if file is not None else "" for file in files)
-        self._layout = layout
+        self.paths = tuple(file.path if file is not None else "" for file in files)
+        """The file of each drive; empty where a drive has no share."""
+        self.layout = layout
+        """Where logical bytes lie."""
+        self.checksums = checksums
+        """What is known about the bytes that were written."""
         self._allocator = allocator
-        self._checksums = checksums
         self._should_checksum = should_checksum
         # Growing may block on a filesystem, requests must not: it has a lock of its own.
         self._growing = threading.Lock()
@@ -144,25 +146,10 @@ class StripedFile:
             return StripedRecord(
                 name=self.name,
                 should_checksum=self._should_checksum,
-                layout=self._layout,
+                layout=self.layout,
                 extents=self._allocator.extents,
-                checksums=ChecksumTable(self._checksums.stretches()),
+                checksums=ChecksumTable(self.checksums.stretches()),
             )
-
-    @property
-    def layout(self) -> StripeLayout:
-        """Where logical bytes lie."""
-        return self._layout
-
-    @property
-    def checksums(self) -> ChecksumTable:
-        """What is known about the bytes that were written."""
-        return self._checksums
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The file of each drive; empty where a drive has no share."""
-        return self._paths
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -198,7 +185,7 @@ class StripedFile:
             self._in_use.refuse_if_used("an extent was freed", extent.offset_bytes, extent.nbytes)
             self._allocator.free(extent)
             # Under the lock: the next owner of the range must find nothing of the last one.
-            self._checksums.forget(extent.offset_bytes, extent.nbytes)
+            self.checksums.forget(extent.offset_bytes, extent.nbytes)
 
     def grow(self, capacity_bytes: int) -> None:
         """Reserve room up to at least `capacity_bytes`; extents stay where they are.
@@ -208,10 +195,10 @@ class StripedFile:
         """
         with self._growing:
             self._refuse_if_closed()
-            grown = self._layout.grown(capacity_bytes)
-            grow_files(self._engine, self._files, self._layout, grown)
+            grown = self.layout.grown(capacity_bytes)
+            grow_files(self._engine, self._files, self.layout, grown)
             with self._lock:
-                self._layout = grown
+                self.layout = grown
                 self._allocator.grow(grown.capacity_bytes)
 
     def start_read(
@@ -233,10 +220,10 @@ class StripedFile:
         """
         ticket = self._enter(Operation.READ, extent, offset_bytes, address, nbytes)
         if should_verify:
-            ticket.expected = self._checksums.inside(ticket.offset_bytes, nbytes)
+            ticket.expected = self.checksums.inside(ticket.offset_bytes, nbytes)
             if sum(stretch.nbytes for stretch in ticket.expected) != nbytes:
                 self._leave(ticket)
-                raise unverifiable(self._paths[0], ticket.offset_bytes, nbytes)
+                raise unverifiable(self.paths[0], ticket.offset_bytes, nbytes)
         self._start_parts(ticket, priority)
         return ticket
 
@@ -255,12 +242,12 @@ class StripedFile:
         ticket was waited for, the memory belongs to the engine and must not change.
         """
         ticket = self._enter(Operation.WRITE, extent, offset_bytes, address, nbytes)
-        self._checksums.forget(ticket.offset_bytes, nbytes)
+        self.checksums.forget(ticket.offset_bytes, nbytes)
         self._start_parts(ticket, priority)
         if self._should_checksum:
             # Computed while the drives are already writing.
             ticket.written.extend(
-                checksum_stretches(ticket.offset_bytes, address, nbytes, self._layout.chunk_bytes)
+                checksum_stretches(ticket.offset_bytes, address, nbytes, self.layout.chunk_bytes)
             )
         return ticket
 
@@ -297,7 +284,7 @@ class StripedFile:
     def settle(self, ticket: StripedTicket) -> StorageError | None:
         """As `wait`, but gives the error back: for cleaning up after another one."""
         try:
-            return ticket.settle(self._engine, self._checksums, self._layout, self._paths)
+            return ticket.settle(self._engine, self.checksums, self.layout, self.paths)
         finally:
             self._leave(ticket)
 
@@ -321,7 +308,7 @@ class StripedFile:
             # Nobody waits for it any more: the memory it was read to may be gone.
             ticket.expected = ()
             try:
-                error = ticket.settle(self._engine, self._checksums, self._layout, self._paths)
+                error = ticket.settle(self._engine, self.checksums, self.layout, self.paths)
             except ScheduleError as failed:  # the engine is of another process
                 errors.append(failed)
                 continue
@@ -336,11 +323,9 @@ class StripedFile:
     ) -> StripedTicket:
         """Check a request and take its range; nobody else can use the range from here on."""
         if offset_bytes < 0 or nbytes <= 0 or offset_bytes + nbytes > extent.nbytes:
-            raise ScheduleError(
-                f"{nbytes} bytes at {offset_bytes} of {extent} were asked for",
-                why="a request lies inside its extent and moves at least one byte",
-                remedy="round lengths up to whole pages, not beyond the extent; this is a mistake "
-                "in lohan",
+            raise bug(
+                f"{nbytes} bytes at {offset_bytes} of {extent} were asked for, which are not "
+                "inside its extent"
             )
         # Checked for the whole range, so that no part of a bad request is ever started.
         refuse_unaligned(operation, self.name, extent.offset_bytes + offset_bytes, address, nbytes)
@@ -371,7 +356,7 @@ class StripedFile:
             else:
                 is_read = ticket.operation is Operation.READ
                 start = engine.start_read if is_read else engine.start_write
-                for piece in self._layout.pieces(ticket.offset_bytes, ticket.asked_bytes):
+                for piece in self.layout.pieces(ticket.offset_bytes, ticket.asked_bytes):
                     file = self._files[piece.drive]
                     assert file is not None
                     address = ticket.address + piece.start_bytes
@@ -387,8 +372,4 @@ class StripedFile:
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
-            raise ScheduleError(
-                f"striped file {self.name!r} was used after it was closed",
-                why="its files are closed",
-                remedy="close it after its last use; this is a mistake in lohan",
-            )
+            raise bug(f"striped file {self.name!r} was used after it was closed")

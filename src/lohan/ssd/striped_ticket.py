@@ -1,13 +1,14 @@
-"""One ticket for a range that lies on several drives.
+"""One ticket for a range that lies on several drives, and which ranges have one that is out.
 
-Owns the joining of their outcomes: done when all parts are done, good when all are good, and the
-checksums settled exactly once. Made by `striped_file`; opaque to its callers.
+Owns the joining of outcomes (done when all parts are done, good when all are good, the checksums
+settled exactly once), and the rule that a range is used by one writer, or by readers, at a time.
+Made by `striped_file`; opaque to its callers.
 """
 
 import threading
 from dataclasses import dataclass, field
 
-from lohan.errors import Corrupt, StorageError
+from lohan.errors import Corrupt, StorageError, bug
 from lohan.ssd.checksums import ChecksumTable, Stretch, checksum_memory
 from lohan.ssd.engines.engine import IoEngine, Operation, Ticket
 from lohan.ssd.layout import StripeLayout
@@ -96,6 +97,65 @@ class StripedTicket:
             if found != stretch.checksum:
                 return corrupt(stretch, found, layout, paths)
         return None
+
+
+class RangesInUse:
+    """Tickets from the moment a request is accepted until it was settled.
+
+    Has no lock: used under that of `striped_file`, so that no two requests slip in side by side.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._is_started: dict[StripedTicket, bool] = {}
+
+    def enter(self, ticket: StripedTicket) -> None:
+        """Accept a request; its parts may be started once this has returned.
+
+        Raises:
+            ScheduleError: it would meet a request whose bytes, or checksums, mix with its own.
+        """
+        is_write = ticket.operation is Operation.WRITE
+        event = f"a {ticket.operation.name.lower()} was started"
+        for other in self._is_started:
+            if is_write or other.operation is Operation.WRITE:
+                self._refuse_overlap(other, event, ticket.offset_bytes, ticket.asked_bytes)
+        self._is_started[ticket] = False
+
+    def mark_started(self, ticket: StripedTicket) -> None:
+        """All parts of a request are with the engine."""
+        if ticket in self._is_started:
+            self._is_started[ticket] = True
+
+    def leave(self, ticket: StripedTicket) -> None:
+        """A request is over. Twice is fine."""
+        self._is_started.pop(ticket, None)
+
+    def refuse_if_used(self, event: str, offset_bytes: int, nbytes: int) -> None:
+        """Refuse what must not meet any request.
+
+        Raises:
+            ScheduleError: a request in this range was not waited for.
+        """
+        for other in self._is_started:
+            self._refuse_overlap(other, event, offset_bytes, nbytes)
+
+    def take_started(self) -> tuple[StripedTicket, ...]:
+        """Forget the requests that are with the engine, and say which they were."""
+        started = tuple(ticket for ticket, is_started in self._is_started.items() if is_started)
+        for ticket in started:
+            del self._is_started[ticket]
+        return started
+
+    def _refuse_overlap(
+        self, other: StripedTicket, event: str, offset_bytes: int, nbytes: int
+    ) -> None:
+        end = other.offset_bytes + other.asked_bytes
+        if other.offset_bytes < offset_bytes + nbytes and offset_bytes < end:
+            raise bug(
+                f"{event} over {nbytes} bytes at logical offset {offset_bytes} of "
+                f"{self._name!r} while a {other.operation.name.lower()} there was not waited for"
+            )
 
 
 def corrupt(stretch: Stretch, found: int, layout: StripeLayout, paths: tuple[str, ...]) -> Corrupt:

@@ -6,18 +6,15 @@ knows what a task does.
 
 from lohan.trace.chrome import chrome_json
 from lohan.trace.read_chrome import traces_of_chrome
-from lohan.trace.recorder import OpenSpan, Recorder
+from lohan.trace.recorder import Recorder
 from lohan.trace.span import Counter, Span, Trace
-from lohan.trace.summary import Gap, LaneSummary, Summary, summarise
+from lohan.trace.summary import LaneSummary, summarise
 
 __all__ = [
     "Counter",
-    "Gap",
     "LaneSummary",
-    "OpenSpan",
     "Recorder",
     "Span",
-    "Summary",
     "Trace",
     "chrome_json",
     "summarise",

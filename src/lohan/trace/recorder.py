@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from lohan.trace.span import Counter, Span, Trace
@@ -33,82 +32,6 @@ _Row = tuple[
 ]
 _Sample = tuple[Tier, float, int]
 _T = TypeVar("_T")
-
-
-class OpenSpan:
-    """A span under way, as `with recorder.span(...) as span` gives it.
-
-    Runs on: the thread that opened it. Until it closes, `nbytes` and `waited_for` may be filled in.
-    """
-
-    __slots__ = (
-        "_recorder",
-        "_start_seconds",
-        "block",
-        "kind",
-        "lane",
-        "name",
-        "nbytes",
-        "step",
-        "task",
-        "waited_for",
-    )
-
-    def __init__(
-        self,
-        recorder: "Recorder | None",
-        lane: Lane,
-        name: str,
-        kind: str,
-        task: TaskId | None,
-        block: BlockId | None,
-        nbytes: int | None,
-        waited_for: str | None,
-        step: int,
-    ) -> None:
-        self._recorder = recorder
-        self._start_seconds = 0.0
-        self.lane = lane
-        self.name = name
-        self.kind = kind
-        self.task = task
-        self.block = block
-        self.nbytes = nbytes
-        self.waited_for = waited_for
-        self.step = step
-
-    def __enter__(self) -> "OpenSpan":
-        if self._recorder is not None:
-            self._start_seconds = self._recorder.now()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        recorder = self._recorder
-        if recorder is not None:
-            end_seconds = recorder.now()
-            recorder._rows.own().append(
-                (
-                    self.lane,
-                    self.name,
-                    self._start_seconds,
-                    end_seconds,
-                    self.kind,
-                    self.task,
-                    self.block,
-                    self.nbytes,
-                    self.waited_for,
-                    self.step,
-                )
-            )
-
-
-# What a recorder that is off hands out: one object for everybody, so a span costs one call.
-_NOTHING = OpenSpan(None, Lane.GPU, "", "", None, None, None, None, 0)
 
 
 class _Buffers(Generic[_T]):
@@ -156,13 +79,6 @@ class _Buffers(Generic[_T]):
             buffers = [self._of_ended, *(buffer for _, buffer in self._of_threads)]
             return any(len(buffer) == self._capacity for buffer in buffers)
 
-    def clear(self) -> None:
-        """Forget everything added so far."""
-        with self._lock:
-            self._of_ended.clear()
-            for _, buffer in self._of_threads:
-                buffer.clear()
-
 
 class Recorder:
     """Collects spans and samples of one process.
@@ -190,22 +106,6 @@ class Recorder:
         self._rows: _Buffers[_Row] = _Buffers(capacity_spans)
         self._samples: _Buffers[_Sample] = _Buffers(capacity_spans)
 
-    def span(
-        self,
-        lane: Lane,
-        name: str,
-        kind: str = "",
-        task: TaskId | None = None,
-        block: BlockId | None = None,
-        nbytes: int | None = None,
-        waited_for: str | None = None,
-        step: int = 0,
-    ) -> OpenSpan:
-        """Return a context whose body is recorded as one span, also when it raises."""
-        if not self.is_on:
-            return _NOTHING
-        return OpenSpan(self, lane, name, kind, task, block, nbytes, waited_for, step)
-
     def record(
         self,
         lane: Lane,
@@ -219,7 +119,7 @@ class Recorder:
         waited_for: str | None = None,
         step: int = 0,
     ) -> None:
-        """Record a span that was timed elsewhere, with times as `now()` gives them."""
+        """Record a span, with times as `now()` gives them."""
         if self.is_on:
             row = (
                 lane,
@@ -270,11 +170,6 @@ class Recorder:
             comes_after={task: tuple(after) for task, after in (comes_after or {}).items()},
             metadata=facts,
         )
-
-    def clear(self) -> None:
-        """Forget what was recorded so far; spans under way will be recorded when they end."""
-        self._rows.clear()
-        self._samples.clear()
 
     def _span(self, row: _Row) -> Span:
         lane, name, start_seconds, end_seconds, kind, task, block, nbytes, waited_for, step = row

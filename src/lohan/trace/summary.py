@@ -1,4 +1,4 @@
-"""Summary: a trace in numbers. Busy and idle per lane, overlap, gaps, what each lane waited for.
+"""Summary: a trace in numbers. Busy and idle per lane, overlap, what each lane waited for.
 
 Owns the arithmetic and its text form. A lane waits when it is idle before a span; the wait is put
 down to `waited_for` if the span says it, else to the dependency that ended last. Read by reports,
@@ -6,7 +6,7 @@ by the log line of a step, and by tests that judge overlap.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lohan.trace.rows import Dependencies, Interval, Row, overlap_seconds, rows_of
@@ -16,21 +16,6 @@ from lohan.vocabulary import Lane, Tier
 
 NO_MORE_WORK = "end of its work"
 NOT_RECORDED = "not recorded"
-_GAPS_KEPT = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """A stretch in which a lane was idle, and what it waited for."""
-
-    start_seconds: float
-    end_seconds: float
-    waited_for: str
-
-    @property
-    def seconds(self) -> float:
-        """How long it was idle."""
-        return self.end_seconds - self.start_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +29,8 @@ class LaneSummary:
     busy_seconds: float
     idle_seconds: float
     moved_bytes: int
-    seconds_by_kind: Mapping[str, float]
     waited_seconds: Mapping[str, float]
     """Idle seconds by what was waited for, most first. They add up to `idle_seconds`."""
-    longest_gaps: tuple[Gap, ...]
 
     @property
     def busy_share(self) -> float:
@@ -78,11 +61,6 @@ class Summary:
     def seconds(self) -> float:
         """Length of the window."""
         return self.end_seconds - self.start_seconds
-
-    @property
-    def busiest(self) -> LaneSummary | None:
-        """The lane with the most busy time: the first suspect for the bottleneck."""
-        return max(self.lanes, key=lambda lane: lane.busy_seconds, default=None)
 
     def lane(self, label: str) -> LaneSummary | None:
         """Return a lane by its label; None if it had no spans."""
@@ -131,13 +109,9 @@ def _lane(
     row: Row, busy: Sequence[Interval], dependencies: Dependencies, start: float, end: float
 ) -> LaneSummary:
     inside = [span for span in row.spans if span.end_seconds > start and span.start_seconds < end]
-    gaps = _gaps(row, dependencies, start, end)
     waited: dict[str, float] = defaultdict(float)
-    kinds: dict[str, float] = defaultdict(float)
-    for gap in gaps:
-        waited[gap.waited_for] += gap.seconds
-    for span in inside:
-        kinds[span.group] += _share_inside(span, start, end) * span.seconds
+    for cause, seconds in _waits(row, dependencies, start, end):
+        waited[cause] += seconds
     busy_seconds = sum(b - a for a, b in busy)
     return LaneSummary(
         label=row.label,
@@ -149,14 +123,8 @@ def _lane(
         moved_bytes=round(
             sum((span.nbytes or 0) * _share_inside(span, start, end) for span in inside)
         ),
-        seconds_by_kind=_most_first(kinds),
-        waited_seconds=_most_first(waited),
-        longest_gaps=tuple(sorted(gaps, key=lambda gap: -gap.seconds)[:_GAPS_KEPT]),
+        waited_seconds=dict(sorted(waited.items(), key=lambda item: (-item[1], item[0]))),
     )
-
-
-def _most_first(seconds: Mapping[str, float]) -> dict[str, float]:
-    return dict(sorted(seconds.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _share_inside(span: Span, start: float, end: float) -> float:
@@ -166,21 +134,18 @@ def _share_inside(span: Span, start: float, end: float) -> float:
     return (min(span.end_seconds, end) - max(span.start_seconds, start)) / span.seconds
 
 
-def _gaps(row: Row, dependencies: Dependencies, start: float, end: float) -> list[Gap]:
-    gaps = []
+def _waits(
+    row: Row, dependencies: Dependencies, start: float, end: float
+) -> Iterator[tuple[str, float]]:
+    """What the lane waited for wherever it was idle, and for how long."""
     free_seconds = start
     for span in row.spans:
-        if span.start_seconds > free_seconds:
-            gap_end = min(span.start_seconds, end)
-            if gap_end > free_seconds:
-                cause = _cause(span, dependencies, free_seconds)
-                gaps.append(Gap(start_seconds=free_seconds, end_seconds=gap_end, waited_for=cause))
+        idle_seconds = min(span.start_seconds, end) - free_seconds
+        if idle_seconds > 0:
+            yield _cause(span, dependencies, free_seconds), idle_seconds
         free_seconds = max(free_seconds, span.end_seconds)
-        if free_seconds >= end:
-            return gaps
     if end > free_seconds:
-        gaps.append(Gap(start_seconds=free_seconds, end_seconds=end, waited_for=NO_MORE_WORK))
-    return gaps
+        yield NO_MORE_WORK, end - free_seconds
 
 
 def _cause(span: Span, dependencies: Dependencies, free_seconds: float) -> str:

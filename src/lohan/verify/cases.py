@@ -89,8 +89,10 @@ def policy_of(case: Case) -> Policy | str:
         return replace(
             plan,
             blocks=tuple(
-                _overruled(block, plan.block_shape(number), choice, is_end=number in (0, last))
-                for number, block in zip(_numbers(plan), plan.blocks, strict=True)
+                _overruled(
+                    block, plan.block_shape(BlockId(number)), choice, is_end=number in (0, last)
+                )
+                for number, block in enumerate(plan.blocks)
             ),
         )
 
@@ -132,10 +134,6 @@ def even_machine(num_ssds: int) -> Machine:
         ),
         host_price_dollars=0.0,
     )
-
-
-def _numbers(plan: Plan) -> list[BlockId]:
-    return [BlockId(number) for number in range(len(plan.blocks))]
 
 
 def _overruled(block: BlockPlan, shape: BlockShape, choice: Choice, *, is_end: bool) -> BlockPlan:

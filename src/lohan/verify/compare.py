@@ -226,7 +226,6 @@ def verify_copy(
         DoesNotFit: the budget is too small.
         StorageError: a directory cannot be used.
     """
-    tell = report if report is not None else _silent
     with contextlib.ExitStack() as stack:
         places = list(ssd) or stack.enter_context(_temporary_places())
         stack.enter_context(deterministic_algorithms())
@@ -268,7 +267,8 @@ def verify_copy(
                     written_bytes=last.written_bytes,
                 )
             )
-            tell(f"{case.words}: {'equal' if difference is None else difference.words}")
+            if report is not None:
+                report(f"{case.words}: {'equal' if difference is None else difference.words}")
         assert last is not None
         return Verification(
             copy=copy,
@@ -389,7 +389,3 @@ def _moved(batch: dict[str, object], device: torch.device) -> dict[str, object]:
         lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch
     )
     return moved
-
-
-def _silent(_: str) -> None:
-    """Nobody listens."""

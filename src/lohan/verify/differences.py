@@ -12,7 +12,7 @@ of that way. A lost, doubled or stale update differs by about the way itself.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -82,16 +82,7 @@ def first_difference(
                 _differing(expected.states[number], found.states[number], first, number, tolerance)
             )
             if differing:
-                head = differing[0]
-                return Difference(
-                    step=head.step,
-                    what=head.what,
-                    expected=head.expected,
-                    found=head.found,
-                    num_different=head.num_different,
-                    num_elements=head.num_elements,
-                    num_more=len(differing) - 1,
-                )
+                return replace(differing[0], num_more=len(differing) - 1)
     return None
 
 

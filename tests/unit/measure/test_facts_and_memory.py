@@ -9,8 +9,8 @@ import pytest
 from lohan.device import CpuDevice, EmulatedDevice, EmulatedRates
 from lohan.errors import DoesNotFit
 from lohan.hardware import AvailableRam
+from lohan.measure.as_machine import memory_to_plan_with
 from lohan.measure.facts import machine_facts
-from lohan.measure.memory import memory_to_plan_with
 from lohan.ssd import check_directories
 from lohan.units import GIB, MIB
 

@@ -44,7 +44,7 @@ def test_files_are_private_whole_and_written(tmp_path: pathlib.Path) -> None:
 
 
 def test_nothing_is_left_and_nothing_leaks(tmp_path: pathlib.Path) -> None:
-    with nothing_leaks(), small(tmp_path) as files, files.open([DriveSettings()]) as probe:
+    with nothing_leaks(), small(tmp_path) as files, files.open([DriveSettings()], [0]) as probe:
         ticket = files.start(probe, 0, 0, is_read=True)
         probe.engine.wait(ticket)
     assert list(tmp_path.iterdir()) == []
@@ -52,7 +52,7 @@ def test_nothing_is_left_and_nothing_leaks(tmp_path: pathlib.Path) -> None:
 
 def test_a_failure_inside_leaves_nothing(tmp_path: pathlib.Path) -> None:
     def interrupt() -> None:
-        with small(tmp_path) as files, files.open([DriveSettings()]) as probe:
+        with small(tmp_path) as files, files.open([DriveSettings()], [0]) as probe:
             files.start(probe, 3, 0, is_read=False)
             raise KeyboardInterrupt
 
@@ -112,7 +112,7 @@ def test_a_file_that_vanishes_is_an_error_when_it_is_opened(tmp_path: pathlib.Pa
         with (
             nothing_leaks(),
             pytest.raises(StorageError, match="could not be opened"),
-            files.open([DriveSettings()]),
+            files.open([DriveSettings()], [0]),
         ):
             pass
     assert list(tmp_path.iterdir()) == []

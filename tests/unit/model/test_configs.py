@@ -182,7 +182,7 @@ def test_a_model_with_few_positions_is_traced_within_them(tmp_path):
     ("settings", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[1]", "is not the configuration of a model: it has neither a model_type"),
+        ("[1]", "is not the configuration of a model: it is no JSON object"),
         ({"hidden_size": 8}, "is not the configuration of a model"),
         ({"model_type": "nothing-like-it"}, "model_type 'nothing-like-it': .* knows no such model"),
         ({"model_type": ["llama"]}, "knows no such model"),

@@ -16,9 +16,10 @@ def test_every_known_name_has_a_shape(name):
     assert shape.dtype_bytes == 2
     first, *blocks, last = [kind.name for kind in shape.kinds]
     assert (first, last) == ("embedding", "head")
-    # Layers with windows and without are of two kinds.
-    assert len(blocks) == (2 if name in ("gemma-3-1b", "gpt-oss-20b") else 1)
-    assert all(block.startswith("block") for block in blocks)
+    # Layers with windows and without are of two kinds, and so are those of two streams and of one.
+    of_two_kinds = {"gemma-3-1b", "gpt-oss-20b", "gpt-oss-120b", "flux-12b"}
+    assert len(blocks) == (2 if name in of_two_kinds else 1)
+    assert all("block" in block for block in blocks)
     assert shape.nominal_parameters is not None
     assert 0.8 < shape.num_parameters / shape.nominal_parameters < 1.25
 
@@ -133,3 +134,15 @@ def test_an_existing_file_in_the_way_does_not_hide_a_known_name(tmp_path, monkey
     (tmp_path / "gpt-13b").mkdir()
     monkeypatch.chdir(tmp_path)
     assert isinstance(shape_of("gpt-13b"), ModelShape)
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("gpt-oss-20b", 3.6e9), ("gpt-oss-120b", 5.1e9), ("qwen3-30b-a3b", 3.3e9)],
+)
+def test_experts_all_travel_and_only_those_chosen_compute(name, active):
+    shape = shape_of(name)
+    per_token = sum(shape.kinds[k].forward_flops.per_token for k in shape.sequence_of_kinds)
+    # Two FLOPs per active parameter; the published counts leave the embedding in.
+    assert per_token / 2 == pytest.approx(active, rel=0.2)
+    assert shape.num_parameters > 5 * active

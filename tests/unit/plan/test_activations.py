@@ -1,15 +1,17 @@
 from lohan.plan.activations import (
     SwapPoint,
+    SwapStep,
     assign_tiers,
     best_point,
     merged_items,
     spread_tiers,
+    swap_order,
     swap_points,
+    swappable_indices,
 )
 from lohan.plan.block_costs import block_costs
 from lohan.plan.cost import Traffic, stage_seconds
 from lohan.plan.plan import BlockPlan
-from lohan.plan.swap_order import SwapStep, swap_order, swappable_indices
 from lohan.vocabulary import Choice
 from support.hand_made import block, machine, operator
 

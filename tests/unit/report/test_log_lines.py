@@ -75,26 +75,18 @@ def test_what_is_not_finite_stays_visible_however_it_was_written(tmp_path: pathl
     assert loss[5:] == [None, math.inf, None]
 
 
-def test_columns_inside_objects_and_texts(tmp_path: pathlib.Path) -> None:
+def test_columns_and_texts(tmp_path: pathlib.Path) -> None:
     log = read(
         tmp_path,
         lines(
-            {"step": 1, "busy": {"gpu": 0.5}, "bottleneck": "gpu"},
-            {"step": 2, "busy": 7, "bottleneck": 3},
-            {"step": 3, "busy": {"cpu": 0.1, "gpu": 0.6}, "bottleneck": "cpu"},
+            {"step": 1, "busy_gpu": 0.5, "bottleneck": "gpu"},
+            {"step": 2, "busy_gpu": {"gpu": 7}, "bottleneck": 3},
+            {"step": 3, "busy_gpu": 0.6, "bottleneck": "cpu"},
         ),
     )
-    assert log.column("busy", "gpu") == [0.5, None, 0.6]
-    assert log.keys_inside("busy") == ["gpu", "cpu"]
+    assert log.column("busy_gpu") == [0.5, None, 0.6]
     assert log.texts("bottleneck") == ["gpu", "cpu"]
 
 
 def test_an_empty_log_is_a_log(tmp_path: pathlib.Path) -> None:
     assert read(tmp_path, "").steps == ()
-
-
-def test_the_flat_spelling_of_trainers_is_read_too(tmp_path: pathlib.Path) -> None:
-    log = read(tmp_path, lines({"step": 1, "busy_gpu": 0.5, "predicted_step_seconds": 2.0}))
-    assert log.column("busy", "gpu") == [0.5]
-    assert log.keys_inside("busy") == ["gpu"]
-    assert log.column("predicted_seconds") == [2.0]

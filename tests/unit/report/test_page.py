@@ -155,7 +155,7 @@ FILES = {
     "predicted_trace.json": "Predicted lanes: not recorded (no usable predicted_trace.json)",
     "machine.json": "The machine: not recorded (no usable machine.json)",
     "summary.json": "There is no usable summary.json",
-    "resolved_config.json": "The resolved configuration: not recorded",
+    "lohan.yaml": "The resolved configuration: not recorded",
 }
 
 
@@ -165,7 +165,7 @@ def test_a_missing_file_is_said_and_the_rest_is_shown(folder: pathlib.Path, name
     assert FILES[name] in sound(write_report(folder)).words
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "plan.txt"])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in ("plan.txt", "lohan.yaml")])
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"[]", b"[" * 90_000])
 def test_a_damaged_file_is_said_and_the_rest_is_shown(
     folder: pathlib.Path, name: str, content: bytes
@@ -214,9 +214,9 @@ def test_a_nan_is_seen_in_the_headline_and_in_the_chart(folder: pathlib.Path) ->
 def test_files_cannot_put_markup_into_the_page(folder: pathlib.Path) -> None:
     nasty = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u2028\ud800\x00'\""
     (folder / "summary.json").write_text(
-        json.dumps({"model": nasty, "status": nasty, "versions": {nasty: nasty}})
+        json.dumps({"model": nasty, "ended": nasty, "versions": {nasty: nasty}})
     )
-    (folder / "resolved_config.json").write_text(json.dumps({nasty: {nasty: [nasty]}}))
+    (folder / "lohan.yaml").write_text(nasty.replace("\ud800", ""))
     (folder / "plan.txt").write_text(nasty.replace("\ud800", ""))
     plan = json.loads((folder / "plan.json").read_text())
     plan["policy"] = nasty
@@ -232,7 +232,7 @@ def test_files_cannot_put_markup_into_the_page(folder: pathlib.Path) -> None:
     )
     (folder / "trace.json").write_text(chrome_json(trace))
     with (folder / "log.jsonl").open("a") as file:
-        line = {"step": 301, "bottleneck": nasty, "busy": {nasty: 0.4}}
+        line = {"step": 301, "bottleneck": nasty, "busy_gpu": nasty}
         file.writelines(json.dumps({**line, "step": 301 + n}) + "\n" for n in range(2000))
     found = sound(write_report(folder))
     assert "alert(1)" in found.words
@@ -277,28 +277,22 @@ def test_a_trace_of_a_hundred_thousand_spans_makes_a_small_page(folder: pathlib.
 
 
 def test_settings_without_end_do_not_burst_the_page(folder: pathlib.Path) -> None:
-    deep: dict[str, object] = {}
-    for _ in range(50):
-        deep = {"inner": deep or 1}
-    wide = {f"setting {n}": "x" * 5000 for n in range(3000)}
-    (folder / "resolved_config.json").write_text(json.dumps({**wide, "deep": deep}))
+    (folder / "lohan.yaml").write_text("".join(f"setting_{n}: {'x' * 5000}\n" for n in range(3000)))
     (folder / "plan.txt").write_text("word " * 100_000)
-    assert "more settings are in resolved_config.json" in sound(write_report(folder)).words
+    assert "letters)" in sound(write_report(folder)).words
 
 
 @pytest.mark.slow
 def test_everything_too_large_at_once_still_makes_a_small_page(folder: pathlib.Path) -> None:
     huge = "\U0001f600" * 5_000
-    busy = {f"{huge[:99]}{lane}": 0.5 for lane in range(20)}
+    busy = {f"busy_{huge[:99]}{lane}": 0.5 for lane in range(20)}
     write_log(folder / "log.jsonl", 20_000)
     with (folder / "log.jsonl").open("a") as file:
         file.writelines(
-            json.dumps({"step": 20_001 + n, "busy": busy, "bottleneck": huge}) + "\n"
-            for n in range(999)
+            json.dumps({"step": 20_001 + n, **busy, "bottleneck": huge}) + "\n" for n in range(999)
         )
-    wide = {f"{n}{huge[:500]}": huge for n in range(300)}
-    (folder / "resolved_config.json").write_text(json.dumps(wide))
-    summary = {"model": huge, "status": huge, "versions": {f"{n}{huge}": huge for n in range(50)}}
+    (folder / "lohan.yaml").write_text(f"{huge}: {huge}\n" * 300)
+    summary = {"model": huge, "ended": huge, "versions": {f"{n}{huge}": huge for n in range(50)}}
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "plan.txt").write_text(huge * 2)
     ledger = [{"tier": "RAM", "purpose": f"{n}{huge}", "bytes": n} for n in range(100)]
@@ -312,17 +306,7 @@ def test_everything_too_large_at_once_still_makes_a_small_page(folder: pathlib.P
     assert "too large to be drawn here" in sound(write_report(folder)).words
 
 
-def test_a_models_own_configuration_is_not_the_runs(folder: pathlib.Path) -> None:
-    (folder / "resolved_config.json").unlink()
-    (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": 576}')
-    words = sound(write_report(folder)).words
-    assert "hidden_size" not in words
-    (folder / "config.json").write_text('{"learning_rate": 1, "odd_setting": 2}')
-    assert "odd_setting" in sound(write_report(folder)).words
-
-
 def test_a_configuration_as_text_is_shown_without_its_secrets(folder: pathlib.Path) -> None:
-    (folder / "resolved_config.json").unlink()
     (folder / "lohan.yaml").write_text(
         "model: some/model\nhub_token: hf_secret\noffload:\n  - api_key: '1234'\n  ram: <b>\n"
     )

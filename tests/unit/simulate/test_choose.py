@@ -158,7 +158,7 @@ def test_more_of_anything_is_never_said_to_be_slower(
     judge = Judge(is_thorough=False)
     now = judge.best(question)
     assert now is not None
-    for one in what_ifs(question, now.step, now.plan, judge):
+    for one in what_ifs(question, now, judge):
         assert one.factor is None or one.factor >= 1.0 - EQUALLY_FAST, one
 
 

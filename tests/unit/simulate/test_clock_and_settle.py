@@ -10,7 +10,7 @@ from lohan.schedule import Compute, Lease, Move, Pool, Schedule, Task, build_sch
 from lohan.simulate import replay, trace_of
 from lohan.simulate.clock import Clock
 from lohan.simulate.durations import Durations
-from lohan.simulate.settle import settle
+from lohan.simulate.simulator import settle
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 from support.hand_made import block, machine, model, operator
 
@@ -38,12 +38,8 @@ def schedule_of(*tasks: Task, pool_bytes: int = 10) -> Schedule:
 
 
 def ends(schedule: Schedule, *, is_duplex: bool = False, interference: float = 0.0) -> list[float]:
-    clock = Clock(
-        schedule,
-        Durations(machine(), DrivingRates()),
-        is_ssd_duplex=is_duplex,
-        copy_interference=interference,
-    )
+    box, rates = machine(is_duplex=is_duplex), DrivingRates(copy_interference=interference)
+    clock = Clock(schedule, Durations(machine(), DrivingRates()), box, rates)
     return clock.run(by_priority=True).end_seconds
 
 
@@ -90,9 +86,8 @@ def test_a_replay_that_finds_no_room_is_an_error_and_never_a_wait() -> None:
     held = task(0, Lane.SSD_READ, MOVE, leases=(Lease("pool", "a", 10),))
     other = task(1, Lane.SSD_WRITE, OUT, leases=(Lease("pool", "b", 10),))
     schedule = replace(schedule_of(held, other), is_settled=True)
-    clock = Clock(
-        schedule, Durations(machine(), DrivingRates()), is_ssd_duplex=True, copy_interference=0
-    )
+    rates = DrivingRates()
+    clock = Clock(schedule, Durations(machine(), rates), machine(is_duplex=True), rates)
     with pytest.raises(ScheduleError, match="found no room in pool"):
         clock.run(by_priority=False)
 
@@ -102,7 +97,7 @@ def test_settling_adds_the_edges_that_prove_the_pool() -> None:
     first = task(0, Lane.SSD_READ, MOVE, leases=lease_a)
     user = task(1, Lane.GPU, FLOPS, after=(TaskId(0),), returns=lease_a)
     second = task(2, Lane.SSD_READ, MOVE, leases=lease_b, returns=lease_b)
-    settled = settle(schedule_of(first, user, second), machine(), DrivingRates())
+    settled, _ = settle(schedule_of(first, user, second), machine(), DrivingRates())
     assert settled.is_settled
     assert settled.task(TaskId(2)).after == (1,)
     assert settled.lanes[Lane.SSD_READ] == (0, 2)
@@ -118,7 +113,7 @@ def test_only_a_settled_schedule_is_replayed() -> None:
 def test_trace_has_a_span_per_task_and_memory_that_ends_where_it_began() -> None:
     shape = model(*[block(operator(0))] * 3)
     plan = make_plan("lohan+", machine(), shape, Workload(batch=1, sequence=16))
-    schedule = settle(build_schedule(plan, num_steps=2), machine(), plan.system.rates)
+    schedule, _ = settle(build_schedule(plan, num_steps=2), machine(), plan.system.rates)
     trace = trace_of(schedule, replay(schedule, plan, machine()), plan, machine())
     assert len(trace.spans) == len(schedule.tasks)
     assert trace.is_simulated

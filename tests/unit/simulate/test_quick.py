@@ -9,6 +9,7 @@ from lohan.plan import Workload, make_plan
 from lohan.plan.limits import Question
 from lohan.simulate import simulate_plan
 from lohan.simulate.answers.what_if import what_ifs
+from lohan.simulate.choose import Judge, JudgedPlan
 from lohan.simulate.quick import QUICK_STEPS, quick_step
 
 CASES = [
@@ -43,8 +44,10 @@ def test_what_ifs_come_best_first_and_those_that_do_not_fit_last() -> None:
     question = Question(
         policy=policy_named("lohan"), machine=machine, shape=shape_of("gpt-13b"), workload=workload
     )
-    now = quick_step(policy_named("lohan").plan(machine, question.shape, workload), machine)
-    found = what_ifs(question, now)
+    judge = Judge()
+    taken = judge.best(question)
+    assert taken is not None
+    found = what_ifs(question, taken, judge)
     factors = [one.factor or 0.0 for one in found]
     assert factors == sorted(factors, reverse=True)
     assert found[-1].option == "--batch 256"
@@ -57,7 +60,8 @@ def test_single_drive_is_doubled_once_and_clipping_is_dropped_only_where_it_is()
     for clips in (False, True):
         workload = Workload(batch=4, sequence=1024, clips_gradients=clips)
         question = Question(policy="lohan+", machine=machine, shape=shape, workload=workload)
-        now = quick_step(make_plan("lohan+", machine, shape, workload), machine)
-        options = [one.option for one in what_ifs(question, now)]
+        plan = make_plan("lohan+", machine, shape, workload)
+        now = JudgedPlan(plan=plan, step=quick_step(plan, machine))
+        options = [one.option for one in what_ifs(question, now, Judge())]
         assert options.count("--ssds 2") == 1
         assert ("--no-clip" in options) is clips

@@ -1,5 +1,6 @@
 """Rates from a trace: what the simulator did with one machine is found again from its trace."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,8 @@ from lohan.plan import Workload
 from lohan.plan.plan import Plan
 from lohan.plan.system import DrivingRates
 from lohan.schedule import Compute, Move, Schedule, Task
-from lohan.simulate import observed_rates, refine, replay, settled_schedule, trace_of
-from lohan.simulate.refine import LEAST_BUSY_SECONDS
+from lohan.simulate import replay, settled_schedule, trace_of
+from lohan.simulate.refine import LEAST_BUSY_SECONDS, observed_rates, with_rate
 from lohan.trace import Span, Trace
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 from support.hand_made import block, machine, model, operator
@@ -44,6 +45,12 @@ def another(box: Machine) -> Machine:
         cpu_update_parameters_per_second=box.cpu_update_parameters_per_second * 0.3,
         ssds=(drive,),
     )
+
+
+def refine(box: Machine, tasks: Iterable[Task], trace: Trace, **rates: DrivingRates) -> Machine:
+    for observed in observed_rates(box, tasks, trace, **rates):
+        box = with_rate(box, observed)
+    return box
 
 
 def simulated(plan: Plan, guess: Machine, real: Machine) -> tuple[Schedule, Trace]:
@@ -124,16 +131,6 @@ def test_spans_of_other_tasks_lanes_and_steps_are_left_out() -> None:
     assert observed_rates(machine(), READS, run) == ()
 
 
-def test_only_the_steps_asked_for_count() -> None:
-    tasks = [replace(read(number), step=step) for number, step in ((0, 0), (1, 0), (2, 1), (3, 1))]
-    run = trace(
-        *(span(task, number, number + 0.9 - 0.8 * task.step) for number, task in enumerate(tasks))
-    )
-    (found,) = observed_rates(machine(), tasks, run, steps=[1])
-    assert found.observed_per_second == pytest.approx(1e9)
-    assert observed_rates(machine(), tasks, run, steps=[]) == ()
-
-
 def test_work_too_short_for_the_clock_says_nothing() -> None:
     tasks = (read(0, 10**5), read(1, 10**5))
     short = LEAST_BUSY_SECONDS / 10
@@ -168,13 +165,11 @@ def test_time_shared_on_a_simplex_path_counts_half() -> None:
     assert duplex.ssd_read_bytes_per_second == pytest.approx(2e8 / 0.8)
 
 
-def test_a_step_does_not_raise_the_write_rate_unless_told() -> None:
+def test_the_write_rate_follows_both_ways() -> None:
     writes = (read(0, lane=Lane.SSD_WRITE), read(1, lane=Lane.SSD_WRITE))
     fast = trace(span(writes[0], 0, 0.01), span(writes[1], 1, 1.01))
     slow = trace(span(writes[0], 0, 1), span(writes[1], 1, 2))
-    assert refine(machine(), writes, fast) == machine()
-    raised = refine(machine(), writes, fast, should_raise_writes=True)
-    assert raised.ssd_write_bytes_per_second == pytest.approx(1e10)
+    assert refine(machine(), writes, fast).ssd_write_bytes_per_second == pytest.approx(1e10)
     assert refine(machine(), writes, slow).ssd_write_bytes_per_second == pytest.approx(1e8)
 
 

@@ -36,11 +36,9 @@ def test_busy_and_idle_fill_the_window() -> None:
     gpu = summary.lane("gpu")
     assert gpu is not None
     assert (gpu.busy_seconds, gpu.idle_seconds, gpu.busy_share) == (4, 6, 0.4)
-    assert gpu.seconds_by_kind == {"backward": 3, "forward": 1}
     read = summary.lane("ssd_read")
     assert read is not None
     assert (read.moved_bytes, read.moved_bytes_per_second) == (8_000_000_000, 2e9)
-    assert summary.busiest is not None
     assert summary.lane("peer") is None
     assert summary.peak_bytes == {Tier.RAM: 7}
 
@@ -68,7 +66,6 @@ def test_an_idle_stretch_after_its_dependencies_ended_is_not_blamed_on_them() ->
     gpu = summarise(trace).lane("gpu")
     assert gpu is not None
     assert gpu.waited_seconds == {NOT_RECORDED: 1}
-    assert gpu.longest_gaps[0].seconds == 1
 
 
 def test_dependencies_hold_within_a_step() -> None:
@@ -140,7 +137,6 @@ def test_lanes_of_several_gpus_are_told_apart() -> None:
 def test_an_empty_trace_has_an_empty_summary() -> None:
     summary = summarise(Trace(name="empty", is_simulated=True, spans=()))
     assert summary.lanes == ()
-    assert summary.busiest is None
     assert "empty (simulated): 0 s" in summary.to_text()
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from lohan.cli.tables.output import table
 from lohan.paper.comparison import BASELINES, Comparison, speedup, tokens_per_kdollar
+from lohan.paper.later import LATER_SYSTEMS
 from lohan.units import format_bytes_decimal, format_count, format_seconds
 
 
@@ -64,6 +65,11 @@ def show_comparison(found: Comparison, console: Console) -> None:
         )
     elif any(row.policy in BASELINES for row in found.rows):
         console.print("none of the published baselines compared here fits: no speed-up is given")
+    if any(row.policy in LATER_SYSTEMS for row in found.rows):
+        console.print(
+            f"{', '.join(LATER_SYSTEMS)}: the best their designs could do here; nothing is fitted "
+            "to them (docs/reproduction.md)"
+        )
     console.print(
         "TFLOPS: the paper's count of 8 per nominal parameter and token; of model: what the model "
         "itself needs\nwritten: to SSD per step; roofline: share of it that is reached; per k$: "

@@ -35,8 +35,13 @@ from lohan.model.tracing.trace_ops import (
     tensors_in,
     what_to_differentiate,
 )
-from lohan.model.tracing.trace_pretence import FlashAttention, as_if_real, explained, quiet
-from lohan.model.tracing.trace_repetition import repetition
+from lohan.model.tracing.trace_pretence import (
+    FlashAttention,
+    as_if_real,
+    explained,
+    quiet,
+    repetition,
+)
 
 MakeInputs = Callable[[int, int], dict[str, Any]]
 """Makes the keyword arguments of `forward` for a batch and a sequence length."""

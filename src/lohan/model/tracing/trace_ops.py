@@ -54,11 +54,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def reads_values(call: Any) -> bool:
-    """Say whether a call looks at the values of its arguments, not only at their shapes."""
-    return call._overloadpacket not in _READS_ONLY_A_SHAPE
-
-
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in nested containers, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

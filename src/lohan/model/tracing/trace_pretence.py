@@ -1,6 +1,8 @@
-"""What must be kept from torch and transformers while a model runs on fake tensors.
+"""What must be kept from torch and transformers while a model runs on fake tensors, and what need
+not run at all.
 
-Owns four contexts; used by `trace_model`.
+Owns four contexts, and the stand-in for a block that looks like one traced before. Used by
+`trace_model`.
 """
 
 import logging
@@ -9,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lohan.errors import ConfigError, LohanError
 
@@ -78,3 +82,37 @@ class FlashAttention(TorchFunctionMode):
                 args = (*args[:4], 0.0, *args[5:])
             kwargs.pop("dropout_p", None)
         return func(*args, **kwargs)
+
+
+def repetition(inputs: Any, result: Any) -> Callable[[list[Any]], Any] | None:
+    """Return how to make a block's result from its inputs without running it, if one can.
+
+    Each floating output is replaced by the input that looks like it, so that gradients still flow.
+    """
+    leaves, structure = tree_flatten(result)
+    entering = tree_leaves(inputs)
+    sources: list[int | None] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            sources.append(None)
+            continue
+        alike = [
+            place
+            for place, tensor in enumerate(entering)
+            if isinstance(tensor, torch.Tensor)
+            and tensor.shape == leaf.shape
+            and tensor.dtype == leaf.dtype
+            and tensor.requires_grad == leaf.requires_grad
+        ]
+        if not alike:
+            return None
+        sources.append(alike[0])
+
+    def repeat(given: list[Any]) -> Any:
+        stand_ins = [
+            leaf if source is None else given[source]
+            for leaf, source in zip(leaves, sources, strict=True)
+        ]
+        return tree_unflatten(stand_ins, structure)
+
+    return repeat

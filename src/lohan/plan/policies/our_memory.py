@@ -13,6 +13,7 @@ from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.plan.block_costs import costs_of_blocks
 from lohan.plan.ledger import Ledger, LedgerLine
+from lohan.plan.ledger import ledger_line as line
 from lohan.plan.plan import BlockPlan
 from lohan.plan.policies.gpu_floor import GpuFloor
 from lohan.plan.policies.our_buffers import Buffers
@@ -136,9 +137,7 @@ class OurMemory:
         else:
             purpose = "states in one slot (two do not fit: a crash in a step loses the run)"
             num_slots = 1
-        return LedgerLine(
-            tier=Tier.SSD, purpose=purpose, nbytes=num_slots * stored_bytes, remedy="add a drive"
-        )
+        return line(Tier.SSD, purpose, num_slots * stored_bytes, "add a drive")
 
     def ledger(self, plans: Sequence[BlockPlan], gradient_slots: int | None) -> Ledger:
         """Every line of the plan."""
@@ -161,17 +160,6 @@ class OurMemory:
         block_remedy = "use a GPU with more memory or a model with smaller blocks"
         split_remedy = "use a GPU with more memory or fewer micro-batches"
         ram_remedy = "give it more RAM"
-
-        def line(
-            tier: Tier, purpose: str, nbytes: int, remedy: str, *, is_constant: bool = False
-        ) -> LedgerLine:
-            return LedgerLine(
-                tier=tier,
-                purpose=purpose,
-                nbytes=int(nbytes),
-                remedy=remedy,
-                is_constant=is_constant,
-            )
 
         swapped_to_ssd = sum(cost.to_ssd_bytes for cost in costs) * num_gpus
         spilled = blocks.all_gradients_bytes * self.system.spills_gradients
@@ -197,12 +185,7 @@ class OurMemory:
                     ("activations outside blocks", floor.rest_bytes, batch_remedy),
                 )
             ),
-            line(
-                Tier.GPU,
-                "activations on their way",
-                moving,
-                batch_remedy,
-            ),
+            line(Tier.GPU, "activations on their way", moving, batch_remedy),
             line(
                 Tier.GPU, "activations kept", sum(cost.kept_bytes for cost in costs), batch_remedy
             ),

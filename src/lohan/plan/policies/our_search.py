@@ -12,13 +12,12 @@ from itertools import accumulate
 
 from lohan.hardware.machine import Machine
 from lohan.model.shape import BlockShape, ModelShape
-from lohan.plan.activations import SwapPoint, best_point, swap_points
+from lohan.plan.activations import SwapPoint, SwapStep, best_point, swap_order, swap_points
 from lohan.plan.cost import StepLoad, Traffic, ssd_rates_of, step_load
 from lohan.plan.policies.gpu_floor import is_outside
 from lohan.plan.policies.our_memory import OurMemory
 from lohan.plan.pools import trained_parameters
 from lohan.plan.residency import Residency, fill_ram
-from lohan.plan.swap_order import SwapStep, swap_order
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
 

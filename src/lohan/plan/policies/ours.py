@@ -38,7 +38,6 @@ OURS = System(
     has_barrier=False,
     skips_unneeded=True,
     uses_residency=True,
-    splits_batches=True,
 )
 
 # More micro-batches must save at least this much: kernels on less are a little slower.

@@ -5,15 +5,13 @@ missing or damaged is said and does without. Knows nothing of how a report looks
 OUT/_lohan (in OUT itself, where an older release made them):
 
     log.jsonl              one object per logging step (`log_lines`)
-    resolved_config.json   the complete configuration (config.json, if that is not a model's)
-    lohan.yaml             the same as a user would write it, where there is no JSON form
+    lohan.yaml             the complete configuration
     plan.json, plan.txt    `Plan.to_json`, and the plan in words
     trace.json             measured lanes; predicted_trace.json: simulated ones
     machine.json           `Machine.to_json`
-    summary.json           written when a run ends; used, where they are there: model, status,
-                           num_steps, total_steps, seconds, predicted_seconds, read_bytes,
-                           written_bytes, peak_bytes (by tier), process_peak_bytes,
-                           versions (by name)
+    summary.json           written when a run ends; used, where they are there: model, data,
+                           ended, num_steps, max_steps, seconds, read_bytes, written_bytes,
+                           peak_bytes (by tier), process_peak_bytes, versions (by name)
 
 Bytes and seconds in the log are those of one step, at the step they are logged for.
 """
@@ -33,22 +31,10 @@ from lohan.working_folder import working_folder
 
 T = TypeVar("T")
 
-LOG, RESOLVED, CONFIG = "log.jsonl", "resolved_config.json", "config.json"
-CONFIG_WORDS = "lohan.yaml"
+LOG, CONFIG = "log.jsonl", "lohan.yaml"
 PLAN, PLAN_WORDS, MACHINE, SUMMARY = "plan.json", "plan.txt", "machine.json", "summary.json"
 MEASURED, PREDICTED = "trace.json", "predicted_trace.json"
-# Where only a model's own config.json lies, nothing was run.
-_FILES_OF_A_RUN = (
-    LOG,
-    RESOLVED,
-    CONFIG_WORDS,
-    PLAN,
-    PLAN_WORDS,
-    MACHINE,
-    SUMMARY,
-    MEASURED,
-    PREDICTED,
-)
+_FILES_OF_A_RUN = (LOG, CONFIG, PLAN, PLAN_WORDS, MACHINE, SUMMARY, MEASURED, PREDICTED)
 _LARGEST_BYTES = 32 << 20
 _LARGEST_TRACE_BYTES = 512 << 20
 
@@ -59,11 +45,8 @@ class RunFiles:
 
     folder: pathlib.Path
     log: RunLog | None
-    config: Mapping[str, object] | None
-    config_words: str | None
+    config: str | None
     """The configuration as text."""
-    model_config: Mapping[str, object] | None
-    """The exported model's own configuration."""
     plan: Mapping[str, object] | None
     plan_words: str | None
     measured: Trace | None
@@ -96,8 +79,7 @@ def read_run(folder: pathlib.Path) -> RunFiles:
     remarks: list[str] = []
 
     def read(name: str, use: Callable[[pathlib.Path], T]) -> T | None:
-        # The exported model's configuration lies beside the working files.
-        path = (folder if name == CONFIG else working) / name
+        path = working / name
         try:
             if not path.is_file():
                 return None
@@ -118,16 +100,11 @@ def read_run(folder: pathlib.Path) -> RunFiles:
         return None
 
     log = read(LOG, read_log)
-    config, model_config = read(RESOLVED, _object), read(CONFIG, _object)
-    if model_config is not None and not model_config.keys() & {"model_type", "architectures"}:
-        config, model_config = config or model_config, None
     traces = [*(read(MEASURED, _traces) or ()), *(read(PREDICTED, _traces) or ())]
     return RunFiles(
         folder=folder,
         log=log,
-        config=config,
-        config_words=read(CONFIG_WORDS, _words),
-        model_config=model_config,
+        config=read(CONFIG, _words),
         plan=read(PLAN, _object),
         plan_words=read(PLAN_WORDS, _words),
         measured=next((trace for trace in traces if not trace.is_simulated), None),

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import IO
 
 _LONGEST_LINE_BYTES = 1 << 20
-_BUSY = "busy"
-_PREDICTED = "predicted_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,23 +24,14 @@ class RunLog:
     """What was logged at each of the steps."""
     remarks: tuple[str, ...] = ()
 
-    def column(self, *keys: str) -> list[float | None]:
+    def column(self, key: str) -> list[float | None]:
         """Return one number per step; None where none was logged. NaN and infinities stay."""
-        return [_number(_inside(row, keys)) for row in self.rows]
+        return [_number(row.get(key)) for row in self.rows]
 
     def texts(self, key: str) -> list[str]:
         """Return the texts logged under a key, steps without one left out."""
         found = (row.get(key) for row in self.rows)
         return [value for value in found if isinstance(value, str) and value]
-
-    def keys_inside(self, key: str) -> list[str]:
-        """Return the keys of the objects logged under a key, in order of appearance."""
-        seen: dict[str, None] = {}
-        for row in self.rows:
-            inside = row.get(key)
-            if isinstance(inside, dict):
-                seen |= dict.fromkeys(inside)
-        return list(seen)
 
 
 def read_log(path: pathlib.Path) -> RunLog:
@@ -102,7 +91,7 @@ class _Reading:
             self._resumed_at.append(step)
         self._newest_step = step
         # Evaluation and training may log the same step in two lines.
-        self.rows.setdefault(step, {}).update(_nested(row))
+        self.rows.setdefault(step, {}).update(row)
 
     def remarks(self, name: str) -> list[str]:
         """What a reader of the report has to know."""
@@ -137,19 +126,6 @@ def _object(line: bytes) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _nested(row: dict[str, object]) -> dict[str, object]:
-    """Bring the flat spelling of trainers, whose logs are names and numbers only, into one form.
-
-    `busy_gpu` becomes `busy.gpu`, and `predicted_step_seconds` `predicted_seconds`.
-    """
-    busy = {key: share for key, share in row.items() if key.startswith(f"{_BUSY}_")}
-    if busy and _BUSY not in row:
-        row[_BUSY] = {key.removeprefix(f"{_BUSY}_"): share for key, share in busy.items()}
-    if "predicted_step_seconds" in row:
-        row.setdefault(_PREDICTED, row["predicted_step_seconds"])
-    return row
-
-
 def _step(row: Mapping[str, object]) -> int | None:
     value = row.get("step")
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
@@ -157,13 +133,6 @@ def _step(row: Mapping[str, object]) -> int | None:
         return None
     step = int(value)  # type: ignore[call-overload]
     return step if 0 <= step < 10**15 else None
-
-
-def _inside(row: Mapping[str, object], keys: tuple[str, ...]) -> object:
-    found: object = row
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def _number(value: object) -> float | None:

@@ -4,6 +4,7 @@ Owns where a number is taken from when several files hold it, and what an estima
 nothing but names.
 """
 
+import contextlib
 import math
 import statistics
 from collections import Counter
@@ -17,7 +18,6 @@ from lohan.simulate.answers.advice import Advice
 from lohan.simulate.bottleneck import without_shares
 from lohan.vocabulary import Tier
 
-_MODEL_KEYS = ("model", "model_name_or_path", "model_id", "_name_or_path", "model_type")
 _EMPTY = RunLog(steps=(), rows=())
 
 
@@ -37,49 +37,45 @@ def log_of(run: RunFiles) -> RunLog:
 
 def model_name(run: RunFiles) -> str | None:
     """What was trained; of a folder its name only, wherever on somebody's disk it lies."""
-    for found in (run.summary, run.plan, run.config, run.model_config):
-        for key in _MODEL_KEYS:
-            value = (found or {}).get(key)
-            if isinstance(value, str) and value.strip():
-                is_folder = value.startswith(("/", "~", "."))
-                return (value.rstrip("/").rpartition("/")[2] or value) if is_folder else value
+    for found in (run.summary, run.plan):
+        value = (found or {}).get("model")
+        if isinstance(value, str) and value.strip():
+            is_folder = value.startswith(("/", "~", "."))
+            return (value.rstrip("/").rpartition("/")[2] or value) if is_folder else value
     return None
 
 
 def data_names(run: RunFiles) -> list[str]:
     """The files of rows, by name only."""
-    found = (run.summary or {}).get("data") or (run.config or {}).get("data")
-    names = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+    found = (run.summary or {}).get("data")
+    names = found if isinstance(found, list) else []
     return [str(name).rstrip("/").rpartition("/")[2] for name in names]
 
 
-def number_in(found: Mapping[str, object] | None, *keys: str) -> float | None:
-    """The first finite number under one of the keys."""
-    for key in keys:
-        value = (found or {}).get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            try:
-                number = float(value)
-            except OverflowError:
-                continue
-            if math.isfinite(number):
-                return number
+def number_in(found: Mapping[str, object] | None, key: str) -> float | None:
+    """The number under a key, if it is finite."""
+    value = (found or {}).get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    with contextlib.suppress(OverflowError):
+        if math.isfinite(float(value)):
+            return float(value)
     return None
 
 
-def finite(run: RunFiles, *keys: str) -> list[tuple[int, float]]:
+def finite(run: RunFiles, key: str) -> list[tuple[int, float]]:
     """Steps and values of a column of the log, finite ones only."""
     log = log_of(run)
     return [
         (step, value)
-        for step, value in zip(log.steps, log.column(*keys), strict=True)
+        for step, value in zip(log.steps, log.column(key), strict=True)
         if value is not None and math.isfinite(value)
     ]
 
 
-def usual(run: RunFiles, *keys: str) -> float | None:
+def usual(run: RunFiles, key: str) -> float | None:
     """The median of a column, the first logged step left out where there are others."""
-    values = [value for _, value in finite(run, *keys)]
+    values = [value for _, value in finite(run, key)]
     return statistics.median(values[1:] or values) if values else None
 
 
@@ -136,8 +132,3 @@ def peak_bytes(run: RunFiles, tier: Tier) -> int | None:
     if run.measured is not None:
         peaks += [one.peak_bytes for one in run.measured.counters if one.tier is tier]
     return max(peaks, default=None)
-
-
-def predicted_step_seconds(run: RunFiles) -> float | None:
-    """Seconds per step as they were predicted before the run."""
-    return usual(run, "predicted_seconds") or number_in(run.summary, "predicted_seconds")

@@ -72,13 +72,12 @@ def _eval_loss(run: RunFiles) -> _Card:
 
 def _steps(run: RunFiles) -> _Card:
     log = facts.log_of(run)
-    last = log.steps[-1] if log.steps else facts.number_in(run.summary, "num_steps", "step")
+    last = log.steps[-1] if log.steps else facts.number_in(run.summary, "num_steps")
     if last is None:
         return _Card(label="Optimizer steps", value=None)
-    wanted = facts.number_in(run.summary, "total_steps", "max_steps")
-    wanted = wanted or facts.number_in(run.config, "total_steps", "max_steps")
+    wanted = facts.number_in(run.summary, "max_steps")
     below = f"of {wanted:,.0f}" if wanted is not None and wanted > 0 else ""
-    seconds = facts.number_in(run.summary, "seconds", "total_seconds", "train_runtime")
+    seconds = facts.number_in(run.summary, "seconds")
     if seconds is not None:
         below += f"{' ' if below else ''}in {format_seconds(seconds)}"
     return _Card(label="Optimizer steps", value=f"{last:,.0f}", below=below)
@@ -86,7 +85,7 @@ def _steps(run: RunFiles) -> _Card:
 
 def _step_seconds(run: RunFiles) -> _Card:
     measured = facts.usual(run, "step_seconds")
-    predicted = facts.predicted_step_seconds(run)
+    predicted = facts.usual(run, "predicted_step_seconds")
     below = "no prediction recorded"
     if predicted is not None:
         below = f"predicted {format_seconds(predicted)}"

@@ -7,7 +7,6 @@ import math
 
 from lohan.report.html.axis import scientific
 from lohan.report.html.line_chart import Chart, Series, line_chart
-from lohan.report.html.markup import shortened
 from lohan.report.html.thinning import Column, running_mean
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
@@ -15,8 +14,6 @@ from lohan.units import format_rate, format_seconds
 from lohan.vocabulary import Lane
 
 _FEWEST_FOR_A_MEAN = 60
-_LANE_COLOURS = {lane.value: number for number, lane in enumerate(Lane, start=1)}
-_OTHER_COLOUR = 8
 
 
 def training(run: RunFiles) -> dict[str, object]:
@@ -90,7 +87,7 @@ def speed(run: RunFiles) -> list[str]:
                 series=(
                     Series(
                         name="predicted",
-                        values=log.column("predicted_seconds"),
+                        values=log.column("predicted_step_seconds"),
                         colour=2,
                         look="dashed",
                     ),
@@ -135,12 +132,8 @@ def speed(run: RunFiles) -> list[str]:
                 title="Share of time each lane is busy",
                 steps=log.steps,
                 series=tuple(
-                    Series(
-                        name=shortened(lane, 40),
-                        values=log.column("busy", lane),
-                        colour=_LANE_COLOURS.get(lane, _OTHER_COLOUR),
-                    )
-                    for lane in _lanes(log.keys_inside("busy"))
+                    Series(name=lane, values=log.column(f"busy_{lane}"), colour=number)
+                    for number, lane in enumerate(Lane, start=1)
                 ),
                 format_value=lambda share: f"{share:.0%}",
                 format_tick=lambda share: f"{share:.0%}",
@@ -148,11 +141,6 @@ def speed(run: RunFiles) -> list[str]:
             )
         ),
     ]
-
-
-def _lanes(found: list[str]) -> list[str]:
-    known = [lane for lane in _LANE_COLOURS if lane in found]
-    return [*known, *(lane for lane in found if lane not in _LANE_COLOURS)][:_OTHER_COLOUR]
 
 
 def _rates(nbytes: Column, seconds: Column) -> list[float | None]:

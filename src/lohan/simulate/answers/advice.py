@@ -63,16 +63,15 @@ def advice_for(question: Question) -> list[Advice] | None:
     taken = judge.best(question)
     if taken is None:
         return None
-    now = taken.step
     # The best of those that change the machine or a setting, and a larger batch for itself: what
     # that does to learning is the user's to judge.
     found = [
         Advice(change=one.change.partition(" (")[0], factor=one.factor)
-        for one in what_ifs(question, now, taken.plan, judge)
-        if not one.option.startswith("--batch") and (one.factor or 0.0) >= _WORTH_BUYING
-        if one.factor is not None
+        for one in what_ifs(question, taken, judge)
+        if not one.option.startswith("--batch")
+        if one.factor is not None and one.factor >= _WORTH_BUYING
     ][:1]
-    batch = _larger_batch(question, now, judge)
+    batch = _larger_batch(question, taken.step, judge)
     if batch is not None and batch.faster >= FASTER:
         found.append(Advice(change=f"a batch of {batch.batch:,} rows", factor=batch.faster))
     return sorted(found, key=lambda one: -one.factor)

@@ -6,11 +6,11 @@ tables are in `lohan.cli.tables.plan_tables`, the JSON form here.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from lohan.errors import DoesNotFit
 from lohan.hardware.machine import Machine
-from lohan.model.known_shapes import models_like
+from lohan.model.names import models_like
 from lohan.model.shape import ModelShape
 from lohan.plan.limits import Question, largest_batch, largest_model
 from lohan.plan.nearest import NearestFit, more_memory, nearest_fits
@@ -21,7 +21,7 @@ from lohan.plan.run_room import DriveRoom
 from lohan.plan.workload import Workload
 from lohan.simulate.answers.batch_advice import BatchChoice, advised, batch_choices, simulated_by
 from lohan.simulate.answers.what_if import WhatIf, what_ifs
-from lohan.simulate.choose import Judge
+from lohan.simulate.choose import Judge, JudgedPlan
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes
 from lohan.vocabulary import Tier
@@ -108,11 +108,7 @@ class Answer:
         if self.step is not None and self.run is not None:
             fields |= self.step.to_json_fields()
             fields["run"] = {
-                "num_tokens": self.run.num_tokens,
-                "num_steps": self.run.num_steps,
-                "hours": self.run.hours,
-                "written_bytes": self.run.written_bytes,
-                "endurance_share": self.run.endurance_share,
+                **asdict(self.run),
                 "dollars": run_cost(
                     request.machine,
                     seconds=self.run.hours * 3600,
@@ -143,9 +139,7 @@ class Answer:
         fields["largest_batch"] = self.largest_batch
         fields["largest_model"] = self.largest_model
         if not self.plan.ledger.fits:
-            fields["nearest"] = [
-                {"change": one.change, "option": one.option} for one in self.nearest
-            ]
+            fields["nearest"] = [asdict(one) for one in self.nearest]
         return fields
 
 
@@ -246,6 +240,6 @@ def with_step(answer: Answer, step: SimulatedStep, num_tokens: int, judge: Judge
         answer,
         step=step,
         run=totals_of(step, num_tokens),
-        what_ifs=tuple(what_ifs(question, step, answer.plan, judge)),
+        what_ifs=tuple(what_ifs(question, JudgedPlan(plan=answer.plan, step=step), judge)),
         batches=tuple(batch_choices(question, step, simulated_by(judge))),
     )

@@ -39,9 +39,7 @@ class BatchChoice:
         return self.faster >= FASTER or self.wear <= WEARS_LESS
 
 
-def batch_choices(
-    question: Question, now: SimulatedStep, simulate: Simulate | None = None
-) -> list[BatchChoice]:
+def batch_choices(question: Question, now: SimulatedStep, simulate: Simulate) -> list[BatchChoice]:
     """The batch asked for, and larger ones up to where more brings little.
 
     Args:
@@ -49,7 +47,6 @@ def batch_choices(
         now: its simulated step.
         simulate: gives a step for a changed question, None if it does not fit.
     """
-    simulate = simulate or simulated_by(Judge(is_thorough=False))
     found = [BatchChoice(batch=question.workload.batch, step=now, faster=1.0, wear=1.0)]
     for doubling in range(1, _MOST_DOUBLINGS + 1):
         try:

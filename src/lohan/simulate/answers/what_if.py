@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from lohan.errors import ConfigError
 from lohan.plan.limits import Question
-from lohan.plan.plan import Plan
 from lohan.simulate.choose import Judge, JudgedPlan
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes
@@ -76,19 +75,15 @@ def _changes(question: Question) -> Iterator[_Change]:
         )
 
 
-def what_ifs(
-    question: Question, now: SimulatedStep, plan: Plan | None = None, judge: Judge | None = None
-) -> list[WhatIf]:
+def what_ifs(question: Question, taken: JudgedPlan, judge: Judge) -> list[WhatIf]:
     """Every change worth trying, the most useful first; those that do not fit come last.
 
     Args:
         question: what is asked for.
-        now: its simulated step.
-        plan: of that step; None: the one that is taken.
+        taken: its plan and simulated step.
         judge: what it knows already is not worked out again.
     """
-    judge = judge or Judge()
-    taken = JudgedPlan(plan=plan, step=now) if plan is not None else judge.best(question)
+    now_per_second = taken.step.tokens_per_second
     found = []
     for change in _changes(question):
         try:
@@ -98,18 +93,8 @@ def what_ifs(
         # What is planned now is a candidate with more of anything.
         changed = judge.changed(asked, taken if change.is_more else None)
         step = None if changed is None else changed.step
-        if not change.is_more and step is not None and _is_slower(step, now):
+        factor = None if step is None else step.tokens_per_second / now_per_second
+        if not change.is_more and factor is not None and factor < 1:
             continue  # A batch that is no help is nothing to try.
-        found.append(
-            WhatIf(
-                change=change.change,
-                option=change.option,
-                step=step,
-                factor=None if step is None else step.tokens_per_second / now.tokens_per_second,
-            )
-        )
+        found.append(WhatIf(change=change.change, option=change.option, step=step, factor=factor))
     return sorted(found, key=lambda one: -(one.factor or 0.0))
-
-
-def _is_slower(step: SimulatedStep, now: SimulatedStep) -> bool:
-    return step.tokens_per_second < now.tokens_per_second

@@ -8,14 +8,13 @@ no files. Leased by whoever moves bytes; addresses go to an `IoEngine`.
 import errno
 import os
 import threading
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lohan import _native
-from lohan.errors import ConfigError, DoesNotFit, ScheduleError
+from lohan.errors import DoesNotFit, bug
 from lohan.ssd.engines.engine import ALIGNMENT_BYTES
 from lohan.units import MIB, format_bytes
 
@@ -28,7 +27,7 @@ _MOST_BYTES = 2**63 - 1
 class Buffer:
     """A lease of aligned memory. After it was taken back every use is an error."""
 
-    __slots__ = ("_memory", "_nbytes", "_offset_bytes", "_pool", "_slot")
+    __slots__ = ("_memory", "_offset_bytes", "_pool", "_slot", "nbytes")
 
     def __init__(
         self,
@@ -42,13 +41,9 @@ class Buffer:
         self._pool = pool
         self._memory: _native.AlignedMemory | None = memory
         self._offset_bytes = offset_bytes
-        self._nbytes = nbytes
-        self._slot = slot
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = nbytes
         """The size that was asked for."""
-        return self._nbytes
+        self._slot = slot
 
     @property
     def address(self) -> int:
@@ -59,7 +54,7 @@ class Buffer:
     def view(self) -> memoryview:
         """The bytes, writable."""
         start = self._offset_bytes
-        return memoryview(self._alive())[start : start + self._nbytes]
+        return memoryview(self._alive())[start : start + self.nbytes]
 
     def array(self, dtype: npt.DTypeLike = np.uint8) -> npt.NDArray[Any]:
         """The bytes as a numpy array, without a copy."""
@@ -67,22 +62,13 @@ class Buffer:
 
     def _alive(self) -> _native.AlignedMemory:
         if self._memory is None:
-            raise ScheduleError(
-                f"a buffer of pool {self._pool.name!r} was used after it was taken back",
-                why="its memory may hold somebody else's bytes by now",
-                remedy="take a buffer back only after its last use; this is a mistake in lohan",
-            )
+            raise bug(f"a buffer of pool {self._pool.name!r} was used after it was taken back")
         return self._memory
 
     def __enter__(self) -> "Buffer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.take_back(self)
 
 
@@ -99,11 +85,9 @@ class BufferPool:
         self, *, name: str, slot_bytes: int, num_slots: int, region_bytes: int = REGION_BYTES
     ) -> None:
         if slot_bytes <= 0 or num_slots < 0 or region_bytes <= 0:
-            raise ConfigError(
+            raise bug(
                 f"pool {name!r} was given {num_slots} slots of {slot_bytes} bytes in regions of "
-                f"{region_bytes}",
-                why="sizes must be above zero and the number of slots not below it",
-                remedy="give sizes in bytes",
+                f"{region_bytes}"
             )
         self.name = name
         self.slot_bytes = slot_bytes
@@ -118,8 +102,10 @@ class BufferPool:
         # The slot that came back last is leased first: its pages are the warmest.
         self._free_slots = list(reversed(range(num_slots)))
         self._leased: dict[int, Buffer] = {}
-        self._in_use_bytes = 0
-        self._peak_bytes = 0
+        self.in_use_bytes = 0
+        """Bytes leased now, slots and single buffers together."""
+        self.peak_bytes = 0
+        """Most bytes ever leased together."""
         self._is_closed = False
 
     @property
@@ -132,21 +118,6 @@ class BufferPool:
         """Memory held for slots, leased or not."""
         return sum(region.mapped_bytes for region in self._regions)
 
-    @property
-    def in_use_bytes(self) -> int:
-        """Bytes leased now, slots and single buffers together."""
-        return self._in_use_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes ever leased together."""
-        return self._peak_bytes
-
-    @property
-    def num_leased(self) -> int:
-        """Leases not taken back yet."""
-        return len(self._leased)
-
     def lease(self, nbytes: int | None = None) -> Buffer:
         """Lease a slot, or the first `nbytes` of one.
 
@@ -155,21 +126,16 @@ class BufferPool:
         """
         nbytes = self.slot_bytes if nbytes is None else nbytes
         if not 0 < nbytes <= self.slot_bytes:
-            raise ScheduleError(
-                f"{nbytes} bytes were asked of pool {self.name!r}",
-                why=f"its slots have {self.slot_bytes} bytes",
-                remedy="make the slots as large as the largest lease, or allocate a single buffer",
+            raise bug(
+                f"{nbytes} bytes were asked of pool {self.name!r}: its slots have "
+                f"{self.slot_bytes} bytes"
             )
         with self._lock:
             self._refuse_if_closed()
             if not self._free_slots:
-                raise ScheduleError(
+                raise bug(
                     f"all {self.num_slots} slots of pool {self.name!r} "
-                    f"({format_bytes(self.slot_bytes)} each) are leased",
-                    why="leasing never waits: the schedule has to order a lease after what frees "
-                    "its slot",
-                    remedy="plan more slots or add the missing dependency; this is a mistake in "
-                    "lohan",
+                    f"({format_bytes(self.slot_bytes)} each) are leased, and leasing never waits"
                 )
             slot = self._free_slots.pop()
             region = self._regions[slot // self._slots_per_region]
@@ -185,11 +151,7 @@ class BufferPool:
             DoesNotFit: the system has no memory for it.
         """
         if nbytes <= 0:
-            raise ScheduleError(
-                f"a buffer of {nbytes} bytes was asked of pool {self.name!r}",
-                why="a buffer has at least one byte",
-                remedy="skip empty transfers",
-            )
+            raise bug(f"a buffer of {nbytes} bytes was asked of pool {self.name!r}")
         memory = self._allocate_memory(nbytes)
         with self._lock:
             self._refuse_if_closed()
@@ -205,14 +167,11 @@ class BufferPool:
         """
         with self._lock:
             if self._leased.pop(id(buffer), None) is None:
-                raise ScheduleError(
-                    f"pool {self.name!r} was given a buffer that is not leased from it",
-                    why="it was taken back before, or belongs to another pool; its memory may be "
-                    "in use",
-                    remedy="take every lease back once, where it came from; this is a mistake in "
-                    "lohan",
+                raise bug(
+                    f"pool {self.name!r} was given a buffer that is not leased from it: it was "
+                    "taken back before, or belongs to another pool"
                 )
-            self._in_use_bytes -= buffer._nbytes
+            self.in_use_bytes -= buffer.nbytes
             buffer._memory = None
             if buffer._slot is not None:
                 self._free_slots.append(buffer._slot)
@@ -226,11 +185,9 @@ class BufferPool:
         with self._lock:
             if self._leased:
                 sizes = sorted((buffer.nbytes for buffer in self._leased.values()), reverse=True)
-                raise ScheduleError(
+                raise bug(
                     f"pool {self.name!r} was closed with {len(sizes)} buffers out "
-                    f"({format_bytes(sum(sizes))}, the largest {sizes[0]} bytes)",
-                    why="a lease that is never taken back is a leak",
-                    remedy="take every lease back before closing; this is a mistake in lohan",
+                    f"({format_bytes(sum(sizes))}, the largest {sizes[0]} bytes)"
                 )
             self._is_closed = True
             self._regions.clear()
@@ -238,16 +195,12 @@ class BufferPool:
 
     def _enter(self, buffer: Buffer) -> None:
         self._leased[id(buffer)] = buffer
-        self._in_use_bytes += buffer.nbytes
-        self._peak_bytes = max(self._peak_bytes, self._in_use_bytes)
+        self.in_use_bytes += buffer.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
-            raise ScheduleError(
-                f"a lease was asked of pool {self.name!r} after it was closed",
-                why="its memory is gone",
-                remedy="close a pool after its last use; this is a mistake in lohan",
-            )
+            raise bug(f"a lease was asked of pool {self.name!r} after it was closed")
 
     def _allocate_memory(self, nbytes: int) -> _native.AlignedMemory:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NewType, Protocol
 
-from lohan.errors import ConfigError, ScheduleError, StorageError
+from lohan.errors import ConfigError, LohanError, StorageError, bug
 from lohan.units import MIB
 
 ALIGNMENT_BYTES = 4096
@@ -248,11 +248,6 @@ def refuse_unaligned(
     )
 
 
-def closed_engine_error(name: str, reason: str) -> ScheduleError:
+def closed_engine_error(name: str, reason: str) -> LohanError:
     """A request came where none can be served."""
-    return ScheduleError(
-        f"the {name} engine was given a request but {reason}",
-        why="nothing would ever carry it out",
-        remedy="close an engine only after the last request, and use it in the process (pid "
-        f"{os.getpid()} is this one) that made it",
-    )
+    return bug(f"the {name} engine was given a request by process {os.getpid()}, but {reason}")

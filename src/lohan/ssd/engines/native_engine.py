@@ -8,10 +8,10 @@ native. Called through the `IoEngine` protocol.
 import contextlib
 import errno
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from lohan import _native
-from lohan.errors import HardwareError, ScheduleError
+from lohan.errors import HardwareError, LohanError, bug
 from lohan.ssd.engines.engine import (
     Access,
     DriveCounters,
@@ -64,14 +64,9 @@ class NativeEngine:
         if is_uring and (number := _native.probe_uring()):
             raise OSError(number, os.strerror(number), "io_uring_setup")
         self._native = _native.IoEngine(is_uring=is_uring)
-        self._name = "io_uring" if is_uring else "threads"
+        self.name = "io_uring" if is_uring else "threads"
         self._process_id = os.getpid()
         self._num_drives = 0
-
-    @property
-    def name(self) -> str:
-        """`io_uring` or `threads`."""
-        return self._name
 
     def add_drive(self, settings: DriveSettings) -> DriveId:
         """Add a queue and the threads (or the ring) that serve it."""
@@ -84,10 +79,10 @@ class NativeEngine:
                 fairness_bytes=settings.fairness_bytes,
             )
         except RuntimeError as error:
-            raise closed_engine_error(self._name, str(error)) from None
+            raise closed_engine_error(self.name, str(error)) from None
         except OSError as error:
             raise HardwareError(
-                f"the {self._name} engine could not serve another drive ({error})",
+                f"the {self.name} engine could not serve another drive ({error})",
                 why=f"the system refused the ring or the threads for {settings.max_requests} "
                 "blocks in flight",
                 remedy="lower max_requests, or raise the limits of this process (ulimit -l, -n, "
@@ -120,8 +115,7 @@ class NativeEngine:
         try:
             filesystem = os.statvfs(directory)
         except OSError as error:
-            number = error.errno or errno.EIO
-            raise storage_error("a directory failed", number, path=directory) from None
+            raise storage_error("a directory failed", error, path=directory) from None
         return filesystem.f_bavail * filesystem.f_frsize
 
     def file_bytes(self, file: IoFile) -> int:
@@ -137,8 +131,7 @@ class NativeEngine:
             try:
                 os.ftruncate(descriptor, nbytes)
             except OSError as error:
-                number = error.errno or errno.EIO
-                raise storage_error("a file kept its size", number, path=file.path) from None
+                raise storage_error("a file kept its size", error, path=file.path) from None
             return
         if number := _native.reserve_space(descriptor, before, nbytes):
             # What was gained is given back, so that a refusal leaves nothing behind.
@@ -171,8 +164,7 @@ class NativeEngine:
         except FileNotFoundError:
             return False
         except OSError as error:
-            number = error.errno or errno.EIO
-            raise storage_error("a file could not be deleted", number, path=file.path) from None
+            raise storage_error("a file could not be deleted", error, path=file.path) from None
         finally:
             self.close_file(file)
         return was_in_place
@@ -185,7 +177,7 @@ class NativeEngine:
         try:
             return self._file(file).opened.descriptor
         except RuntimeError as error:
-            raise closed_engine_error(self._name, str(error)) from None
+            raise closed_engine_error(self.name, str(error)) from None
 
     def start_read(
         self, file: IoFile, offset_bytes: int, address: int, nbytes: int, priority: Priority
@@ -218,7 +210,7 @@ class NativeEngine:
         try:
             native = self._native.start(operation, opened, offset_bytes, address, nbytes, priority)
         except RuntimeError as error:
-            raise closed_engine_error(self._name, str(error)) from None
+            raise closed_engine_error(self.name, str(error)) from None
         return NativeTicket(
             operation=operation,
             path=file.path,
@@ -245,38 +237,19 @@ class NativeEngine:
             pass
         if native.error_number == 0 and not native.is_short:
             return
-        what = f"a {known.operation.name.lower()} failed"
+        what = f"a {known.operation.name.lower()}"
+        facts = {"offset_bytes": known.offset_bytes, "asked_bytes": known.asked_bytes}
+        facts["got_bytes"] = native.got_bytes
         if native.is_short:
-            raise short_transfer(
-                f"a {known.operation.name.lower()}",
-                path=known.path,
-                offset_bytes=known.offset_bytes,
-                asked_bytes=known.asked_bytes,
-                got_bytes=native.got_bytes,
-            )
-        raise storage_error(
-            what,
-            native.error_number,
-            path=known.path,
-            offset_bytes=known.offset_bytes,
-            asked_bytes=known.asked_bytes,
-            got_bytes=native.got_bytes,
-        )
+            raise short_transfer(what, path=known.path, **facts)
+        raise storage_error(f"{what} failed", native.error_number, path=known.path, **facts)
 
     def counters(self, drive: DriveId) -> DriveCounters:
         """What this drive has done so far."""
         self._refuse_unknown_drive(drive)
         native = self._native.counters(drive)
         return DriveCounters(
-            num_started=native.num_started,
-            num_finished=native.num_finished,
-            num_failed=native.num_failed,
-            num_blocks=native.num_blocks,
-            num_continued=native.num_continued,
-            num_retried=native.num_retried,
-            read_bytes=native.read_bytes,
-            written_bytes=native.written_bytes,
-            max_in_flight=native.max_in_flight,
+            **{one.name: getattr(native, one.name) for one in fields(DriveCounters)}
         )
 
     def _file(self, file: IoFile) -> NativeFile:
@@ -286,14 +259,13 @@ class NativeEngine:
 
     def _refuse_after_fork(self) -> None:
         if os.getpid() != self._process_id:
-            raise closed_engine_error(self._name, "it belongs to the process this one forked from")
+            raise closed_engine_error(self.name, "it belongs to the process this one forked from")
 
     def _refuse_unknown_drive(self, drive: DriveId) -> None:
         if not 0 <= drive < self._num_drives:
-            raise ScheduleError(
-                f"the {self._name} engine was asked for drive {drive}",
-                why=f"it has {self._num_drives} drives, counted from 0",
-                remedy="use what its own `add_drive` gave",
+            raise bug(
+                f"the {self.name} engine was asked for drive {drive}, and it has "
+                f"{self._num_drives} drives, counted from 0"
             )
 
     def replace_result(self, drive: DriveId, nth: int, result: int) -> None:
@@ -308,7 +280,7 @@ class NativeEngine:
         try:
             self._native.close()
         except RuntimeError as error:
-            raise closed_engine_error(self._name, str(error)) from None
+            raise closed_engine_error(self.name, str(error)) from None
 
 
 def open_descriptor(path: str, flags: int) -> tuple[int, Access]:
@@ -329,8 +301,7 @@ def open_descriptor(path: str, flags: int) -> tuple[int, Access]:
                 flags &= ~os.O_EXCL
             return os.open(path, flags, 0o600), Access.BUFFERED
     except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("a file could not be opened", number, path=path) from None
+        raise storage_error("a file could not be opened", error, path=path) from None
 
 
 def _native_ticket(ticket: Ticket) -> NativeTicket:
@@ -339,9 +310,8 @@ def _native_ticket(ticket: Ticket) -> NativeTicket:
     raise _foreign("ticket", ticket)
 
 
-def _foreign(noun: str, thing: object) -> ScheduleError:
-    return ScheduleError(
-        f"a native engine was given a {noun} ({type(thing).__name__}) that is not its own",
-        why="files and tickets belong to the engine that made them",
-        remedy="use the engine that gave it",
+def _foreign(noun: str, thing: object) -> LohanError:
+    return bug(
+        f"a native engine was given a {noun} ({type(thing).__name__}) that is not its own: files "
+        "and tickets belong to the engine that made them"
     )

@@ -98,7 +98,7 @@ _UNKNOWN = (
 
 def storage_error(
     what: str,
-    number: int,
+    reason: int | OSError,
     *,
     path: str,
     offset_bytes: int | None = None,
@@ -106,6 +106,7 @@ def storage_error(
     got_bytes: int | None = None,
 ) -> StorageError:
     """Make the exception for an errno: `OutOfSpace` where space is the matter."""
+    number = reason if isinstance(reason, int) else reason.errno or errno.EIO
     why, remedy = _WHY_AND_REMEDY.get(number, _UNKNOWN)
     kind = OutOfSpace if number in (errno.ENOSPC, errno.EDQUOT) else StorageError
     return kind(

@@ -10,7 +10,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lohan import _native
 from lohan.errors import ConfigError, StorageError
@@ -54,16 +54,15 @@ def check_directory(path: str | os.PathLike[str]) -> DirectoryReport:
         access = _try_direct(real)
         space = os.statvfs(real)
     except OSError as error:
-        number = error.errno or errno.EIO
-        if number == errno.ENOENT:
+        if error.errno == errno.ENOENT:
             raise StorageError(
                 "an SSD directory cannot be used",
                 why="it does not exist, and making it could put it on another drive than you mean",
                 remedy=f"check that the drive is mounted, then mkdir -p {shlex.quote(given)}",
                 path=given,
-                errno=number,
+                errno=errno.ENOENT,
             ) from None
-        raise storage_error("an SSD directory cannot be used", number, path=given) from None
+        raise storage_error("an SSD directory cannot be used", error, path=given) from None
     filesystem = filesystem_type(real)
     warnings = []
     if filesystem in _IN_RAM:
@@ -113,11 +112,11 @@ def check_directories(paths: Sequence[str | os.PathLike[str]]) -> tuple[Director
                     remedy="name each SSD once",
                 )
             if other.device == report.device:
-                report = _with_warning(
-                    report,
+                warning = (
                     f"{report.path} and {other.path} are on the same filesystem: together they are "
-                    "no faster than one",
+                    "no faster than one"
                 )
+                report = replace(report, warnings=(*report.warnings, warning))
                 break
         reports.append(report)
     return tuple(reports)
@@ -141,18 +140,6 @@ def filesystem_type(path: str) -> str:
         if is_above and len(point) >= len(best[0]):
             best = (point, after.split(" ")[0])
     return best[1]
-
-
-def _with_warning(report: DirectoryReport, warning: str) -> DirectoryReport:
-    return DirectoryReport(
-        path=report.path,
-        filesystem=report.filesystem,
-        device=report.device,
-        access=report.access,
-        free_bytes=report.free_bytes,
-        total_bytes=report.total_bytes,
-        warnings=(*report.warnings, warning),
-    )
 
 
 def _try_direct(directory: str) -> Access:

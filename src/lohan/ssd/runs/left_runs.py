@@ -75,8 +75,7 @@ def find_run_parts(parents: Sequence[str | os.PathLike[str]]) -> FoundParts:
             with os.scandir(parent) as entries:
                 names = sorted(entry.name for entry in entries)
         except OSError as error:
-            number = error.errno or errno.EIO
-            failed.append(storage_error("an SSD directory cannot be read", number, path=parent))
+            failed.append(storage_error("an SSD directory cannot be read", error, path=parent))
             remarks.append(f"{parent} cannot be read: {error.strerror}")
             continue
         for name in names:

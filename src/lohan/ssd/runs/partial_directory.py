@@ -5,7 +5,6 @@ whoever writes a model, when a run begins, and by `lohan clean`.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -34,8 +33,7 @@ def partial_directory(out: Path, is_merge: bool) -> Iterator[Path]:
         partial.mkdir()
         lock = hold(_opened(partial))
     except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("an export cannot be begun", number, path=str(partial)) from None
+        raise storage_error("an export cannot be begun", error, path=str(partial)) from None
     try:
         with contextlib.suppress(OSError):  # without locks nobody takes it for a leftover
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from lohan.durable_files import sync_directory
 from lohan.errors import ConfigError, StorageError
 from lohan.held_locks import hold, let_go
 from lohan.ssd.engines.storage_errors import storage_error
@@ -76,10 +77,9 @@ class RunDirectories:
                 _refuse_repeated(path, paths)
                 if is_new:
                     _make(path)
-                    paths.append(path)
                 else:
                     _refuse_foreign(path)
-                    paths.append(path)
+                paths.append(path)
                 locks.append(_lock(path, run_id, is_new=is_new))
         except BaseException:
             cls(run_id, tuple(paths), tuple(locks)).close(should_delete=is_new)
@@ -94,14 +94,9 @@ class RunDirectories:
         """
         for path in self.paths:
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync_directory(path)
             except OSError as error:
-                number = error.errno or errno.EIO
-                raise storage_error("a run directory failed", number, path=path) from None
+                raise storage_error("a run directory failed", error, path=path) from None
 
     def close(self, *, should_delete: bool = False) -> None:
         """Unlock. With `should_delete` the lock files go, and directories that are then empty.
@@ -137,16 +132,14 @@ def _make(path: str) -> None:
             errno=errno.EEXIST,
         ) from None
     except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("a run directory could not be made", number, path=path) from None
+        raise storage_error("a run directory could not be made", error, path=path) from None
 
 
 def _refuse_foreign(path: str) -> None:
     try:
         status = os.lstat(path)
     except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("a run directory is missing", number, path=path) from None
+        raise storage_error("a run directory is missing", error, path=path) from None
     if not os.path.isdir(path) or os.path.islink(path) or status.st_uid != os.geteuid():
         raise StorageError(
             "a run directory was not taken over",
@@ -171,8 +164,7 @@ def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("a run could not be locked", number, path=path) from None
+        raise storage_error("a run could not be locked", error, path=path) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_lock_of(descriptor, directory):
@@ -202,8 +194,7 @@ def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         os.close(descriptor)
-        number = error.errno or errno.EIO
-        raise storage_error("a run could not be locked", number, path=path) from None
+        raise storage_error("a run could not be locked", error, path=path) from None
     except BaseException:
         os.close(descriptor)
         raise

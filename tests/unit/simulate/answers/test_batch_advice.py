@@ -31,7 +31,7 @@ def step_of(asked: Question) -> SimulatedStep:
 
 def test_the_choices_are_the_plans_of_those_batches() -> None:
     asked = question(1)
-    choices = batch_choices(asked, step_of(asked))
+    choices = batch_choices(asked, step_of(asked), step_of)
     assert [choice.batch for choice in choices] == [2**n for n in range(len(choices))]
     for choice in choices:
         alone = step_of(question(choice.batch))

@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 
-from lohan.errors import ConfigError, DoesNotFit, ScheduleError
+from lohan.errors import DoesNotFit, ScheduleError
 from lohan.ssd import BufferPool
 
 PAGE = 4096
@@ -108,10 +108,10 @@ def test_closing_with_buffers_out_is_a_leak_and_an_error() -> None:
 def test_bytes_in_use_and_peak_are_counted() -> None:
     pool = BufferPool(name="p", slot_bytes=PAGE, num_slots=2)
     first, second = pool.lease(), pool.allocate(10)
-    assert (pool.in_use_bytes, pool.peak_bytes, pool.num_leased) == (PAGE + 10, PAGE + 10, 2)
+    assert (pool.in_use_bytes, pool.peak_bytes) == (PAGE + 10, PAGE + 10)
     pool.take_back(second)
     pool.take_back(first)
-    assert (pool.in_use_bytes, pool.peak_bytes, pool.num_leased) == (0, PAGE + 10, 0)
+    assert (pool.in_use_bytes, pool.peak_bytes) == (0, PAGE + 10)
     pool.close()
 
 
@@ -120,14 +120,14 @@ def test_a_lease_fits_its_slot(nbytes: int) -> None:
     pool = BufferPool(name="p", slot_bytes=PAGE, num_slots=1)
     with pytest.raises(ScheduleError, match="its slots have 4096 bytes"):
         pool.lease(nbytes)
-    with pytest.raises(ScheduleError, match="at least one byte"):
+    with pytest.raises(ScheduleError, match="a buffer of 0 bytes was asked"):
         pool.allocate(0)
     pool.close()
 
 
 def test_impossible_pools_are_refused() -> None:
     for slot_bytes, num_slots in ((0, 1), (-1, 1), (PAGE, -1)):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ScheduleError, match="slots of"):
             BufferPool(name="p", slot_bytes=slot_bytes, num_slots=num_slots)
     with pytest.raises(DoesNotFit, match="could not get"):
         BufferPool(name="p", slot_bytes=2**50, num_slots=1)
