@@ -99,6 +99,12 @@ def _dit(dropout: float) -> torch.nn.Module:
     return TinyDiT(dropout, width=48, depth=2)
 
 
+def _even(dropout: float) -> torch.nn.Module:
+    """Blocks so large that slices come out about even; for what is moved, not for bits."""
+    sizes = {**_TEXT, "vocab_size": 512, "hidden_size": 512, "intermediate_size": 1024}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+
+
 MODELS: dict[str, Callable[[float], torch.nn.Module]] = {
     "llama": _llama,
     "gpt2": _gpt2,
@@ -143,7 +149,8 @@ def batch_of(model: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> dict
         rows = 1 + seed % 3
         shapes = {"pixels": (rows, 6, 4), "time": (rows, 8), "noise": (rows, 6, 4)}
         return {n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()}
-    tokens = torch.randint(2, VOCABULARY, (1 + seed % 3, 5 + seed % 4), generator=generator)
+    sizes = (2, 8) if model == "even" else (1 + seed % 3, 5 + seed % 4)
+    tokens = torch.randint(2, VOCABULARY, sizes, generator=generator)
     labels = tokens.clone()
     if model != "t5":
         labels[:, : seed % 3] = -100
@@ -152,7 +159,9 @@ def batch_of(model: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> dict
 
 def built(run: RankRun) -> torch.nn.Module:
     torch.manual_seed(7)
-    model = MODELS[run.model](run.dropout).train().bfloat16()
+    make = _even if run.model == "even" else MODELS[run.model]
+    # Nothing is drawn, and no forward pass is needed to find that out, in evaluation mode.
+    model = make(run.dropout).train(run.model != "even").bfloat16()
     if run.freezes:
         for number, parameter in enumerate(model.parameters()):
             parameter.requires_grad_(number % 3 != 1)
@@ -193,8 +202,8 @@ def attach(run: RankRun, directory: str, peers: Peers, model: Any, run_id: str |
         optimizer_of(run, model),
         Options(
             ssd=[directory],
-            ram_bytes=64 << 20,
-            gpu_bytes=64 << 20,
+            ram_bytes=1 << 29 if run.model == "even" else 64 << 20,
+            gpu_bytes=1 << 29 if run.model == "even" else 64 << 20,
             policy=policy_of(run),
             machine=small_machine(),
             device=run.device,
@@ -241,6 +250,9 @@ def take(run: RankRun, directory: str, rank: int) -> dict[str, Any]:
     torch.manual_seed(11 if rank == 0 else 1000 + rank)
     engine = attach(run, directory, peers, model, run.run)
     results, first = [], engine.num_steps
+    sealed = engine.sealed
+    if rank == 0 and sealed is not None and "random" in sealed.metadata:
+        torch.set_rng_state(torch.tensor(sealed.metadata["random"], dtype=torch.uint8))
     told: dict[str, Any] = {"run": engine.run_id}
     for step, batches in list(enumerate(all_batches(run)))[first:]:
         if step == run.resumes_at:
@@ -252,7 +264,14 @@ def take(run: RankRun, directory: str, rank: int) -> dict[str, Any]:
             engine.seal({"random": torch.get_rng_state().tolist()})
         _fail(run.fails, rank, step)
         results.append(engine.step(own_batches(run, batches, rank, groups)))
-    peers = engine._setup.peers
+    engine.synchronize()
+    named = dict(model.named_parameters())
+    told |= {
+        "read_bytes": engine.store.counters.read_bytes,
+        "written_bytes": engine.store.counters.written_bytes,
+        "sent_bytes": engine._setup.peers.sent_bytes,
+        "sizes": {name: parameter.numel() for name, parameter in named.items()},
+    }
     told |= {
         "losses": [list(result.losses) for result in results],
         "norms": [result.grad_norm for result in results],
@@ -261,9 +280,6 @@ def take(run: RankRun, directory: str, rank: int) -> dict[str, Any]:
         "v": digest({name: v for name, _, v in engine.moments()}),
         "missed": engine.counters["missed"],
         "evaluated": engine.evaluate([batch_of(run.model, 5 + rank)] * (1 + rank)),
-        "read_bytes": engine.traffic.read_bytes,
-        "written_bytes": engine.traffic.written_bytes,
-        "sent_bytes": peers.sent_bytes,
     }
     if run.keeps:
         engine.seal()

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 TIMEOUT_SECONDS = 600.0
 """How long a rank waits for another one, unless told."""
-_ROLL_CALL_SECONDS = 10.0
+_ROLL_CALL_SECONDS = 5.0
 """How long the others then have to say what happened to them."""
 
 
