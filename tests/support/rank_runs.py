@@ -300,7 +300,7 @@ def _fail(fails: dict[str, Any], rank: int, step: int) -> None:
 
 def run_ranks(run: RankRun, directory: str) -> list[dict[str, Any]]:
     """Fork the ranks of a run; what each found, or its error."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(prefix="lohan-ranks-") as place:
         outputs = [pathlib.Path(place, f"{rank}.json") for rank in range(run.num_ranks)]
         children = [
             fork_rank(run, directory, rank, f"file://{place}/store", outputs[rank])
