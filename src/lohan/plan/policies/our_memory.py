@@ -36,21 +36,18 @@ def _divisors(number: int) -> list[int]:
 
 
 def micro_batch_counts(
-    system: System,
-    machine: Machine,
-    shape: ModelShape,
-    batch: int,
-    sequence: int,
-    given: int | None = None,
+    system: System, machine: Machine, shape: ModelShape, workload: Workload
 ) -> list[tuple[int, System]]:
     """Numbers of micro-batches whose blocks fit on the GPU, with as many buffers as that leaves.
 
-    The fewest first and then some more; whatever needs least where none fits. `given`: so many,
-    whether they fit or not.
+    The fewest first and then some more; whatever needs least where none fits. A workload that says
+    how many gets so many, whether they fit or not.
     """
     budget = int(machine.gpu.memory_bytes * GPU_SHARE)
+    batch, sequence = workload.batch_per_gpu(machine.num_gpus), workload.sequence
+    given = workload.num_micro_batches
     counts = _divisors(batch) if given is None else [given]
-    sizes = BlockSizes.of(shape)
+    sizes = BlockSizes.of(shape, workload)
     floors = {count: GpuFloor.of(shape, batch, count, sequence) for count in counts}
 
     def needed(count: int, weight_slots: int, gradient_slots: int) -> int:
@@ -99,7 +96,7 @@ class OurMemory:
     @cached_property
     def block_sizes(self) -> BlockSizes:
         """Largest and total weights and gradients of the blocks."""
-        return BlockSizes.of(self.shape)
+        return BlockSizes.of(self.shape, self.workload)
 
     def pool_bytes(self, gradient_slots: int | None) -> dict[PoolName, int]:
         """RAM of each streaming pool with so many blocks of gradients waiting."""
@@ -190,6 +187,12 @@ class OurMemory:
             line(Tier.GPU, "activations on their way", moving, batch_remedy),
             line(Tier.GPU, "activations kept", kept, batch_remedy),
             line(Tier.RAM, "weights read ahead", ahead, ram_remedy),
+            line(
+                Tier.RAM,
+                "weights and gradients of peers",
+                sizes[PoolName.GATHERED] + sizes[PoolName.EXCHANGED],
+                ram_remedy,
+            ),
             line(Tier.RAM, "states in flight", sizes[PoolName.STATES], ram_remedy),
             line(Tier.RAM, "gradients waiting", sizes[PoolName.WAITING], ram_remedy),
             line(Tier.RAM, "swapped activations", in_ram, batch_remedy),
