@@ -14,7 +14,7 @@ import pytest
 from support.fork_server import run_forked
 from support.rank_runs import RankRun, as_word
 
-RESULTS = ("losses", "norms", "masters", "m", "v", "missed")
+RESULTS = ("losses", "norms", "masters", "trained", "m", "v", "missed")
 
 
 def found_by(*runs: RankRun, directory: Path) -> list[list[dict[str, Any]]]:

@@ -276,6 +276,7 @@ def take(run: RankRun, directory: str, rank: int) -> dict[str, Any]:
         "losses": [list(result.losses) for result in results],
         "norms": [result.grad_norm for result in results],
         "masters": digest(dict(engine.weights())),
+        "trained": digest(dict(engine.weights(are_frozen_wanted=False))),
         "m": digest({name: m for name, m, _ in engine.moments()}),
         "v": digest({name: v for name, _, v in engine.moments()}),
         "missed": engine.counters["missed"],

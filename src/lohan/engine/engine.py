@@ -162,7 +162,7 @@ class Engine:
         found = setup.store.masters(are_frozen_wanted=are_frozen_wanted)
         if setup.peers.num_ranks > 1:
             found = whole_tensors(  # type: ignore[assignment]
-                setup.peers, setup.layout, found, count=1
+                setup.peers, setup.layout, found, count=1, is_trained_only=not are_frozen_wanted
             )
         yield from of_one_step(found, lambda: self.num_steps)
 
