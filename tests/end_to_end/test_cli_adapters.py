@@ -92,3 +92,26 @@ def test_an_adapter_is_on_where_one_is_described(
     config = load_config(None, list({**needed, **written}.items()))
     assert config.adapter == expected
     assert not any(name in config.arguments for name in FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("q_proj", {"q_proj"}),
+        (["q_proj"], {"q_proj"}),
+        ("q_proj, v_proj", {"q_proj", "v_proj"}),
+        (["q_proj", "v_proj"], {"q_proj", "v_proj"}),
+        (".*q_proj", ".*q_proj"),
+        ("all-linear", "all-linear"),
+        (["all-linear"], "all-linear"),
+        (None, None),
+    ],
+)
+def test_one_layer_or_several_are_named_as_they_come(
+    written: list[str] | str | None, expected: set[str] | str | None
+) -> None:
+    made = AdapterSettings(
+        use_peft=True, lora_target_modules=written, lora_modules_to_save="lm_head"
+    ).peft_config()
+    assert made.target_modules == expected
+    assert made.modules_to_save == ["lm_head"]

@@ -218,8 +218,10 @@ class ConsoleProgress(RunInWords):
             shown = [
                 f"{name} {value:.4f}" for name, value in logs.items() if name.endswith("_loss")
             ]
+            has_perplexity = self._trainer.is_loss_of_tokens
             for name, value in logs.items():
-                if name.endswith("_loss") and math.isfinite(value) and value < 700:
+                is_loss = has_perplexity and name.endswith("_loss")
+                if is_loss and math.isfinite(value) and value < 700:
                     shown.append(f"perplexity {math.exp(value):.2f}")
                 if name.endswith("mean_token_accuracy"):
                     shown.append(f"token accuracy {value:.1%}")

@@ -5,12 +5,14 @@ they mean to PEFT is asked of TRL. Read by `config`; used by `lohan train` and `
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError
 
+_ALL = "all-linear"
 HELP = {
     "use_peft": "Train an adapter (LoRA) and leave the model as it is. On where one of the "
     "following is written.",
@@ -34,7 +36,7 @@ class AdapterSettings:
     lora_alpha: int = 32
     lora_dropout: float = 0.05
     lora_target_modules: list[str] | str | None = None
-    lora_modules_to_save: list[str] | None = None
+    lora_modules_to_save: list[str] | str | None = None
     use_rslora: bool = False
     use_dora: bool = False
 
@@ -50,7 +52,12 @@ class AdapterSettings:
         with explained("the adapter cannot be made", "correct the settings lora_..."):
             from trl import ModelConfig, get_peft_config
 
-            made = get_peft_config(ModelConfig(**dataclasses.asdict(self)))
+            layers = _names(self.lora_target_modules)
+            given = dataclasses.asdict(self) | {"lora_target_modules": layers}
+            given["lora_modules_to_save"] = _names(self.lora_modules_to_save)
+            made = get_peft_config(ModelConfig(**given))
+            if isinstance(layers, list):
+                made.target_modules = set(layers)  # of one name TRL makes a pattern
         refuse_untaken(made, has_values=False)
         return made
 
@@ -59,6 +66,15 @@ class AdapterSettings:
         from lohan.train.adapters.merging import adapted_skeleton
 
         return adapted_skeleton(model, self.peft_config().to_dict()).train()
+
+
+def _names(written: list[str] | str | None) -> list[str] | str | None:
+    """Names of layers as a list, also of one or of several with commas; no pattern is a name."""
+    if isinstance(written, list):
+        return written if written != [_ALL] else _ALL
+    if written is None or written == _ALL or not re.fullmatch(r"[\w.-]+(, *[\w.-]+)*", written):
+        return written
+    return re.split(", *", written)
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(AdapterSettings)}

@@ -30,6 +30,7 @@ class PairsMixin(OffloadMixin):
     """Batches have more in them than a model takes."""
 
     _takes_adapters = False
+    is_loss_of_tokens = False
 
     def _planning_call(self) -> Any:
         return _call_with_inputs

@@ -85,6 +85,8 @@ class OffloadMixin(SavingMixin):
     _head: str | None = None
     """What a model given by name has on top, where that is not what its configuration says."""
     _takes_adapters = True
+    is_loss_of_tokens = True
+    """Whether the loss is a mean over tokens, which has a perplexity."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class OffloadMixin(SavingMixin):
             raise ConfigError(
                 f"{type(self).__name__} does not train adapters",
                 why="only supervised fine-tuning with them has been shown to have TRL's bits",
-                remedy="leave peft_config out and train all parameters",
+                remedy="leave peft_config (--use_peft, --lora_...) out and train all parameters",
             )
         self._prepare_saving()
         self.is_out_held = False

@@ -60,6 +60,7 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
         offload=offload,
         written_bytes=4 * 10**9,
         rooms=[],
+        is_loss_of_tokens=True,
     )
 
 
@@ -182,6 +183,15 @@ def test_an_evaluation_shows_loss_perplexity_and_accuracy(planned: Any) -> None:
     progress, text = shown(trainer(planned))
     progress.on_log(ARGS, STATE, None, {"eval_loss": 1.0, "eval_mean_token_accuracy": 0.25})
     assert "eval_loss 1.0000, perplexity 2.72, token accuracy 25.0%" in text.getvalue()
+
+
+def test_a_loss_of_pairs_has_no_perplexity(planned: Any) -> None:
+    of_pairs = trainer(planned)
+    of_pairs.is_loss_of_tokens = False
+    progress, text = shown(of_pairs)
+    progress.on_log(ARGS, STATE, None, {"eval_loss": 0.7, "eval_nll_loss": 1.0})
+    assert "eval_loss 0.7000" in text.getvalue()
+    assert "perplexity" not in text.getvalue()
 
 
 def test_in_a_terminal_a_bar_shows_the_time_left(planned: Any) -> None:
