@@ -150,7 +150,7 @@ def test_rows_and_settings_that_are_not_of_the_task_are_refused(
 def test_both_answers_are_previewed(place: pathlib.Path, task: str) -> None:
     file = tiny_chat.write_jsonl(place / "rows.jsonl", ROWS[task])
     done = run_lohan(
-        *("data", "preview", file, "--model", place / "model", "--task", task, "--rows", "2")
+        *("data", "preview", file, "--model", place / "model", "--task", task, "--rows", "1")
     )
     assert done.exit_code == 0, done.stderr
     first = ROWS[task][0]
@@ -159,3 +159,5 @@ def test_both_answers_are_previewed(place: pathlib.Path, task: str) -> None:
     before = "<|user|>" if task == "reward" else text
     assert f"[loss]{before}" in done.stdout
     assert "row 1, completion: " in done.stdout or "row 1, rejected: " in done.stdout
+    assert "row 2" not in done.stdout
+    assert f"{len(ROWS[task])} rows of the form" in done.stdout

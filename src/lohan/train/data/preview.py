@@ -91,6 +91,7 @@ def prepare_tokens(
 
 
 _NO_LIMIT = 10**9
+_ROW, _ANSWER = "lohan_row", "lohan_answer"
 
 
 def _answers(table: Any, tokenizer: Any, args: Any, kind: Any) -> list[dict[str, Any]]:
@@ -124,7 +125,7 @@ def _answers(table: Any, tokenizer: Any, args: Any, kind: Any) -> list[dict[str,
             if asked:
                 labels = [-100] * (len(tokens) - len(row[answer])) + row[answer]
             shown = answer.removesuffix("_ids").removesuffix("_input")
-            found.append({"input_ids": tokens, "labels": labels, "name": f"row {number}, {shown}"})
+            found.append({"input_ids": tokens, "labels": labels, _ROW: number, _ANSWER: shown})
     return found
 
 
@@ -159,21 +160,24 @@ def preview_rows(
     prepared: Any, tokenizer: Any, *, num_shown: int, max_length: int | None
 ) -> DataPreview:
     """Count all rows and lay out the first ones."""
-    totals = {"tokens": 0, "trained": 0, "longest": 0, "truncated": 0, "dropped": 0}
+    totals = {"tokens": 0, "trained": 0, "longest": 0}
+    truncated, dropped, number = set(), set(), 0
     shown = []
-    for number, row in enumerate(prepared, start=1):
+    for row in prepared:
+        number = row.get(_ROW, number + 1)
         tokens, labels = row["input_ids"], row["labels"]
         trained = sum(label != -100 for label in labels)
         totals["tokens"] += len(tokens)
         totals["trained"] += trained
         totals["longest"] = max(totals["longest"], len(tokens))
         if max_length is not None and len(tokens) > max_length:
-            totals["truncated"] += 1
-            totals["dropped"] += all(label == -100 for label in labels[:max_length])
+            truncated.add(number)
+            if all(label == -100 for label in labels[:max_length]):
+                dropped.add(number)
         if number <= num_shown:
             shown.append(
                 RowPreview(
-                    name=row.get("name", f"row {number}"),
+                    name=f"row {number}" + (f", {row[_ANSWER]}" if _ANSWER in row else ""),
                     pieces=_pieces(tokens, labels, tokenizer),
                     num_tokens=len(tokens),
                     num_trained_tokens=trained,
@@ -181,12 +185,12 @@ def preview_rows(
             )
     return DataPreview(
         rows=tuple(shown),
-        num_rows=len(prepared),
+        num_rows=number,
         num_tokens=totals["tokens"],
         num_trained_tokens=totals["trained"],
         longest_tokens=totals["longest"],
-        num_truncated=totals["truncated"],
-        num_dropped=totals["dropped"],
+        num_truncated=len(truncated),
+        num_dropped=len(dropped),
         max_length=max_length,
     )
 

@@ -243,8 +243,16 @@ class OffloadMixin(SavingMixin):
     def create_optimizer(self, model: Any = None) -> Any:
         """AdamW over `parameter_groups`, or over those of the AdamW that was given."""
         if self.optimizer is None:
+            groups = self._given_groups or self.parameter_groups()
+            if not groups:
+                raise ConfigError(
+                    f"no parameter of {type(self.model).__name__} is trained",
+                    why="requires_grad is off for all of them",
+                    remedy="load an adapter with PeftModel.from_pretrained(..., "
+                    "is_trainable=True), or switch requires_grad on for what is to be trained",
+                )
             self.optimizer = SteppedByEngine(
-                self._given_groups or self.parameter_groups(),
+                groups,
                 lr=self.args.learning_rate,
                 betas=(self.args.adam_beta1, self.args.adam_beta2),
                 eps=self.args.adam_epsilon,

@@ -234,6 +234,17 @@ def test_parameters_that_cannot_work_are_refused(tmp_path: pathlib.Path, name: s
         )
 
 
+def test_a_model_of_which_nothing_is_trained_is_refused(tmp_path: pathlib.Path) -> None:
+    trainer = SFTTrainer(
+        tiny_chat.model().requires_grad_(False),
+        sft_arguments(tmp_path / "o"),
+        **tables(),
+        offload={"ssd": str(tmp_path)},
+    )
+    with pytest.raises(ConfigError, match="is_trainable=True"):
+        trainer.train()
+
+
 def test_a_setting_the_planner_decides_is_a_warning(tmp_path: pathlib.Path) -> None:
     with pytest.warns(LohanWarning, match="activation_offloading"):
         SFTTrainer(
