@@ -3,6 +3,7 @@
 import inspect
 import json
 import pathlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from accelerate.utils import convert_outputs_to_fp32
 import lohan
 from lohan.errors import ConfigError
 from lohan.store import Part
+from lohan.train.adapters.adapting import ADAPTER, Adapting
+from lohan.train.adapters.merging import adapted_skeleton
 from lohan.train.run.checking import check_directory
 from lohan.train.run.sealed_runs import export_run, find_run
 from lohan.train.trainer.trainer import SFTTrainer
@@ -317,6 +320,21 @@ def test_an_adapter_in_an_unexpected_place_is_refused(tmp_path: pathlib.Path) ->
             *values,
             offload={"ssd": str(tmp_path / "ssd")},
         )
+
+
+def test_a_base_that_is_one_file_is_called_by_its_whole_path(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.gguf").touch()
+    model = tiny_chat.model()
+    adapting = Adapting(model, KINDS["lora"](), is_named=True)
+    adapting.finish(peft.get_peft_model(model, KINDS["lora"]()))
+    fields = adapting.sealed("base.gguf")[ADAPTER]
+    assert fields["base_model_name_or_path"] == str(tmp_path / "base.gguf")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PEFT's, of a base that lies elsewhere
+        adapted_skeleton(tiny_chat.model().to("meta"), fields)
 
 
 def quantized() -> Any:

@@ -109,7 +109,7 @@ class Adapting:
         """What the adapter's file says; the base is called as the user called it."""
         if not self._is_named:
             return config_fields(self._model)
-        is_path = os.path.isdir(model_name)
+        is_path = os.path.exists(model_name)
         return config_fields(self._model, os.path.abspath(model_name) if is_path else model_name)
 
 

@@ -34,7 +34,8 @@ def adapted_skeleton(model: nn.Module, fields: Mapping[str, Any]) -> Any:
     ):
         from peft import PeftConfig, get_peft_model
 
-        given = {**fields, "inference_mode": False}
+        # Where the base lies now is not what PEFT is to warn of.
+        given = {**fields, "inference_mode": False, "base_model_name_or_path": None}
         if "init_lora_weights" in given:
             given["init_lora_weights"] = True  # what values it began with is of no account here
         config = PeftConfig.from_peft_type(**given)
