@@ -132,7 +132,9 @@ class PlainEngine:
                 store[name] = value.view(parameter.shape)
             parameter.data = self.masters[name].to(parameter.dtype)
             parameter.grad = None
-        tokens = sum(int((batch["labels"] != -100).sum()) for batch in micro_batches)
+        tokens = sum(
+            int((batch.get("labels", batch["input_ids"]) != -100).sum()) for batch in micro_batches
+        )
         written = 12 * sum(p.numel() for p in named.values())
         self.written_bytes += written
         return PlainResult(

@@ -232,7 +232,9 @@ def _source_of(
             why="its configuration and tokenizer go into the export, and the run does not name it",
             remedy="name it with --model",
         )
-    return inspect_source(found, dtype=dtype, trust_remote_code=trust_remote_code)
+    return inspect_source(
+        found, dtype=dtype, trust_remote_code=trust_remote_code, head=sealed_by.get("head")
+    )
 
 
 def check_sealed_folder(sealed: Manifest) -> str | None:

@@ -1,8 +1,8 @@
 """The configuration of a run: one YAML file, `--key value` overrides, and where each value is from.
 
-Owns reading, checking and saving it. The names are TRL's and transformers' own, taken from
-`SFTConfig` itself, plus `model`, `data`, `eval_data`, `out` and the block `offload`. Building the
-arguments object and running are not its business (`arguments`, `fine_tune`).
+Owns checking and saving it. The names are TRL's and transformers' own, taken from the class of
+arguments of the task, plus `OWN_HELP` and the block `offload`. Building the arguments object and
+running are not its business (`arguments`, `fine_tune`).
 """
 
 import dataclasses
@@ -17,17 +17,21 @@ from lohan.errors import ConfigError, nearest_names
 from lohan.train.settings import adapter, offload
 from lohan.train.settings.adapter import AdapterSettings, adapter_asked
 from lohan.train.settings.argument_names import argument_names
+from lohan.train.settings.config_file import read_file
 from lohan.train.settings.key_aliases import our_name_for
 from lohan.train.settings.offload import OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
-from lohan.train.settings.yaml_file import read_yaml
+from lohan.train.settings.tasks import TASKS, Task, task_named
 
 OWN_HELP = {
+    "task": "What to train: " + ", ".join(TASKS) + ". Left out: sft.",
     "model": "Folder of a Hugging Face model, or its id on the hub. Required.",
     "data": "File of training rows: .jsonl, .json, .csv, .parquet or .txt; or a list of files. "
     "Required.",
     "eval_data": "File of rows to evaluate on; eval_strategy says when.",
     "out": "Folder for checkpoints, logs and the fine-tuned model. Required.",
+    "streaming": "Read rows when they are needed, for data larger than the disk has room to copy; "
+    "max_steps is then needed. For sft and pretrain.",
     "sample_prompts": "Prompts answered before and after training: texts, or a file of lines.",
 }
 REQUIRED = ("model", "data", "out")
@@ -65,8 +69,10 @@ class TrainConfig:
     out: str
     offload: OffloadConfig
     arguments: Mapping[str, Any]
-    """Arguments of `SFTConfig` that are not its defaults."""
+    """Arguments of the task's class that are not its defaults."""
     sample_prompts: tuple[Prompt, ...] = ()
+    task: Task = TASKS["sft"]
+    is_streamed: bool = False
     adapter: AdapterSettings | None = None
     settings: Mapping[str, Setting]
     """Every setting by its dotted name, in the order of the reference."""
@@ -79,13 +85,11 @@ class TrainConfig:
         return _text_of(self.settings)
 
 
-def argument_fields() -> dict[str, "dataclasses.Field[Any]"]:
-    """Fields of TRL's SFTConfig that may be written, by name."""
-    from trl import SFTConfig
-
+def argument_fields(task: Task = TASKS["sft"]) -> dict[str, "dataclasses.Field[Any]"]:
+    """Fields of TRL's arguments of a task that may be written, by name."""
     return {
         field.name: field
-        for field in dataclasses.fields(SFTConfig)
+        for field in dataclasses.fields(task.arguments_class())
         if field.init and field.name not in _TAKEN_OVER
     }
 
@@ -129,7 +133,7 @@ def written_settings(
     Raises:
         ConfigError: the file cannot be read, or a name is unknown.
     """
-    from_file = {} if path is None else read_yaml(pathlib.Path(path))
+    from_file = {} if path is None else read_file(pathlib.Path(path))
     origin = "" if path is None else str(path)
     written: dict[str, Setting] = {}
     for key, value in _flat(from_file, origin or "the configuration"):
@@ -167,11 +171,14 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
     Raises:
         ConfigError: a value is not valid.
     """
-    fields = argument_fields()
+    task = _task_of(written)
+    fields = argument_fields(task)
+    own_defaults = {**LOHAN_DEFAULTS, **task.defaults}
     arguments = {}
     settings: dict[str, Setting] = {}
     for key in OWN_HELP:
-        settings[key] = _placed(written[key]) if key in written else _LEFT_OUT
+        settings[key] = written.get(key, _LEFT_OUT)
+        settings[key] = settings[key] if key == "task" else _placed(settings[key])
     places = _offload_of(written)
     for key in offload.NAMES:
         value = getattr(places, offload.FIELDS[key])
@@ -188,9 +195,9 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
             # The plan is made for training batches; larger ones might not fit.
             arguments[name] = arguments.get("per_device_train_batch_size", _default_of(field))
             settings[name] = Setting(value=arguments[name], origin="as per_device_train_batch_size")
-        elif name in LOHAN_DEFAULTS:
-            arguments[name] = LOHAN_DEFAULTS[name]
-            settings[name] = Setting(value=LOHAN_DEFAULTS[name], origin="lohan default")
+        elif name in own_defaults:
+            arguments[name] = own_defaults[name]
+            settings[name] = Setting(value=own_defaults[name], origin="lohan default")
         else:
             settings[name] = Setting(value=_default_of(field), origin="default")
     return TrainConfig(
@@ -202,6 +209,8 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         arguments={name: one for name, one in arguments.items() if name in fields},
         adapter=adapter_asked(arguments),
         sample_prompts=read_prompts(settings["sample_prompts"].value),
+        task=task,
+        is_streamed=bool(_coerced("streaming", settings["streaming"], bool | None)),
         settings=settings,
     )
 
@@ -230,6 +239,11 @@ def _placed(setting: Setting) -> Setting:
     )
 
 
+def _task_of(written: Mapping[str, Setting]) -> Task:
+    found = written.get("task", _LEFT_OUT)
+    return TASKS["sft"] if found.value is None else task_named(found.value, found.origin)
+
+
 def _offload_of(written: Mapping[str, Setting]) -> OffloadConfig:
     block = {
         key.removeprefix("offload."): one.value
@@ -254,7 +268,9 @@ def _flat(found: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
 def _refuse_unknown(written: Mapping[str, Setting]) -> None:
     if not written:
         return  # so that no package is looked for that planning does without
-    arguments = sorted((argument_names() or argument_fields().keys()) - set(_TAKEN_OVER))
+    task = _task_of(written)
+    names = argument_names(*task.arguments) or argument_fields(task).keys()
+    arguments = sorted(names - set(_TAKEN_OVER))
     known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
     for key, setting in written.items():
         if key in known:

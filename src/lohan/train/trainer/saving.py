@@ -115,6 +115,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         self.stopped_because: str | None = None
         """Why the run stopped before its last step, if not by a signal."""
         self._archive_to_load: pathlib.Path | None = None
+        self.steps_before = 0
+        """Steps the engine took in earlier calls of `train`, which counts anew."""
         self.random_if_longer: tuple[int, dict[str, Any]] | None = None
         """The last step, and the generators after it, where only the end has it evaluated."""
 
@@ -129,7 +131,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     def sealed_step(self) -> int | None:
         """The step a resume would go on from; None while there is no engine, or no seal."""
         sealed = self._engine.sealed if self._engine is not None else None
-        return None if sealed is None else int(sealed.step)
+        return None if sealed is None else int(sealed.metadata.get("step", sealed.step))
 
     @property
     def written_bytes(self) -> int:
@@ -230,6 +232,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         self._out_status = os.stat(self.out)
         self.model_identity  # noqa: B018 - now: transformers changes the configuration later
         if run is None:
+            resume_point.refuse_foreign_checkpoints(self.out, planned_steps(self))
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
         if self.sample_prompts:
@@ -254,6 +257,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             device=offload.device,
             machine=machine_from(offload.machine) if offload.machine is not None else None,
             largest_step=self.largest_step(),
+            loss_fn=self._planning_call(),
             write_limit=write_limit_of(self),
             progress=self.tell,
             on_planned=functools.partial(self._accept_plan, ssd=ssd, is_resumed=run is not None),
@@ -262,6 +266,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         )
         engine = attach_with(self.model, self._plain_optimizer(), options, first)
         self._engine = engine
+        self._note_live(engine.run_id)
+        self.model.save_pretrained = self._save_pretrained
         RunRecord(run_id=engine.run_id, ssd=tuple(ssd)).write(self.out)
         return engine
 
@@ -280,6 +286,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     # ---- training ----
 
+    def _before_training(self) -> None:
+        """What is computed with the first weights, before the first step."""
+
+    def _planning_call(self) -> Any:
+        """How the model is called to plan with it; None: with all of a batch."""
+        return None
+
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any
     ) -> Any:
@@ -295,10 +308,11 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         """
         started = time.monotonic()
         self.best_model = None
-        with stop_on_signals(is_at_once=True) as self.stop_request:
+        with stop_on_signals(is_at_once=True) as self.stop_request, self._training():
             checkpoint = self._find_checkpoint(resume_from_checkpoint)
             if self._engine is None:
                 self._start_engine(run=None)
+            self._before_training()
             self.stop_request.begin_steps()
             done = super().train(
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
@@ -319,9 +333,10 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.store_flos()
         step = int(self.state.global_step)
-        if self.engine.num_steps != step:
+        num_taken = self.engine.num_steps - self.steps_before
+        if num_taken != step:
             raise CheckpointError(
-                f"the engine took {self.engine.num_steps} steps, the trainer counts {step}",
+                f"the engine took {num_taken} steps, the trainer counts {step}",
                 why="a checkpoint must be of one step",
                 remedy="do not stop training inside an accumulation window, and do not call "
                 "engine.step beside the trainer",
@@ -337,6 +352,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         if self.source is not None:
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
+            metadata |= {} if self.source.head is None else {"head": self.source.head}
         metadata |= self.adapting.sealed(self.model_name)
         sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
         refuse_replaced(self.out, self._out_status)
@@ -434,6 +450,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         if self.best_model is not None:
             return copy_model(self.best_model, folder)
         return self._export(folder).files
+
+    def _save_pretrained(
+        self, save_directory: str | os.PathLike[str], *more: Any, **kwargs: Any
+    ) -> None:
+        """In place of the model's own, whose weights are not there: one tensor at a time."""
+        self.engine.synchronize()
+        self._export(pathlib.Path(save_directory))
 
     def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
         if self.adapting.is_on:

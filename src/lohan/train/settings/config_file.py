@@ -1,6 +1,6 @@
-"""A file of settings: YAML, read with distrust.
+"""A file of settings: YAML without surprises.
 
-Owns reading it and saying what is wrong with it. Which settings there are is `config`'s.
+Owns reading it. What the keys mean is `config`'s.
 """
 
 import pathlib
@@ -9,11 +9,11 @@ from typing import Any
 from lohan.errors import ConfigError
 
 
-def read_yaml(path: pathlib.Path) -> dict[str, Any]:
-    """What a file of settings holds.
+def read_file(path: pathlib.Path) -> dict[str, Any]:
+    """What is written in a file, by key.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else.
+        ConfigError: it cannot be read, or is not YAML.
     """
     import yaml
 
@@ -29,9 +29,7 @@ def read_yaml(path: pathlib.Path) -> dict[str, Any]:
     try:
         found = yaml.load(text, Loader=_strict_loader())
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(
-            f"{path} is not YAML", why=" ".join(str(error).split()), remedy=remedy
-        ) from error
+        raise ConfigError(f"{path} is not YAML", why=_one_line(error), remedy=remedy) from error
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -57,3 +55,7 @@ def _strict_loader() -> Any:
             return found
 
     return Loader
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
