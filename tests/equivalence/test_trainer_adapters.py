@@ -15,8 +15,9 @@ import trl
 from accelerate.utils import convert_outputs_to_fp32
 
 import lohan
+from lohan.engine.run_setup import compute_format_of
 from lohan.errors import ConfigError
-from lohan.store import Part
+from lohan.store import ComputeFormat, Part
 from lohan.train.run.checking import check_directory
 from lohan.train.run.sealed_runs import export_run, find_run
 from lohan.train.trainer.trainer import SFTTrainer
@@ -228,6 +229,22 @@ class _StopAfter(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop = state.global_step == self._step
+
+
+def test_adapters_compute_in_the_type_of_the_base_and_start_from_fp32(
+    tmp_path: pathlib.Path,
+) -> None:
+    tiny_chat.save_model(tmp_path / "model")
+    trainer = SFTTrainer(
+        str(tmp_path / "model"),
+        settings(tmp_path / "out", bf16=False, fp16=True),
+        peft_config=KINDS["lora"](),
+        offload={"ssd": str(tmp_path / "ssd")},
+        **tables(),
+    )
+    given = dict(trainer.first_weights() or ())
+    assert {given[name].dtype for name in trained(trainer.model)} == {torch.float32}
+    assert compute_format_of(trainer.model) is ComputeFormat.FP16
 
 
 def test_another_adapter_is_another_run(tmp_path: pathlib.Path) -> None:

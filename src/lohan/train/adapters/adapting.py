@@ -72,12 +72,17 @@ class Adapting:
         """Whether the model has an adapter; if not, nothing here is to be called."""
         return self._model is not None
 
-    def first_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Tensors:
-        """First values of a model by name: those of its base as they come, and of its adapter."""
+    def first_weights(
+        self, tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype
+    ) -> Tensors:
+        """First values of a model by name: those of its base as they come, and of its adapter,
+        whose parameters are then in the type they compute in."""
         if self._names is None:
             return tensors
-        parameters = self._model.named_parameters()
-        drawn = [(name, one.detach()) for name, one in parameters if not one.is_meta]
+        made = [(name, one) for name, one in self._model.named_parameters() if not one.is_meta]
+        drawn = [(name, one.detach()) for name, one in made]
+        for _, one in made:
+            one.data = one.data.to(dtype)
         return chain(drawn, renamed(tensors, self._names))
 
     def identity(self) -> dict[str, Any]:

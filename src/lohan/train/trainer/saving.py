@@ -244,6 +244,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             first = replace(first, weights=trained)
         elif run is None:
             first = FirstStates(weights=self.first_weights())
+        elif self.adapting.is_on:
+            self.first_weights()  # so that an adapter is in the type it computes in
         if first.weights is not None:
             first = replace(first, weights=self.stop_request.between(first.weights))
         offload = self.offload
