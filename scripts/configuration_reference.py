@@ -8,6 +8,8 @@ import dataclasses
 import re
 from typing import Any
 
+from lohan.train.settings.adapter import FIELDS as ADAPTER_FIELDS
+from lohan.train.settings.adapter import HELP as ADAPTER_HELP
 from lohan.train.settings.arguments import REFUSED_ARGUMENTS
 from lohan.train.settings.config import LOHAN_DEFAULTS, OWN_HELP, argument_fields
 from lohan.train.settings.offload import HELP as OFFLOAD_HELP
@@ -30,8 +32,8 @@ and LLaMA-Factory are known and answered with the name to write here.
 
 def reference_text() -> str:
     """The whole document."""
-    parts = [_HEAD, _own_part(), _task_part(), _offload_part(), _argument_part(), _more_part()]
-    parts.append(_refused_part())
+    parts = [_HEAD, _own_part(), _task_part(), _offload_part(), _adapter_part()]
+    parts += [_argument_part(), _more_part(), _refused_part()]
     return "\n".join(parts)
 
 
@@ -55,6 +57,20 @@ def _offload_part() -> str:
     for name, text in OFFLOAD_HELP.items():
         default = {"ssd": "required", "trace": "`false`"}.get(name, "`null`")
         lines.append(f"| `offload.{name}` | {default} | {_cell(text)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _adapter_part() -> str:
+    lines = [
+        "## An adapter instead of the whole model",
+        "",
+        "Names and defaults are those of TRL's `ModelConfig`; training.md says what is trained.",
+        "",
+        "| key | default | meaning |",
+        "|---|---|---|",
+    ]
+    for name, text in ADAPTER_HELP.items():
+        lines.append(f"| `{name}` | `{_shown(_default(ADAPTER_FIELDS[name]))}` | {_cell(text)} |")
     return "\n".join(lines) + "\n"
 
 

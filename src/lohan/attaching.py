@@ -37,6 +37,7 @@ from lohan.measure.machine import MOST_WRITTEN_BYTES
 from lohan.measure.profile import remember_drives
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.paper import policy_named
+from lohan.parallel.peers import TIMEOUT_SECONDS, Peers
 from lohan.plan.policies import Policy
 from lohan.ssd import DirectoryReport, check_directories
 from lohan.store.initial import Moments
@@ -74,6 +75,9 @@ def attach(
     loss_fn: LossFunction | None = None,
     nonfinite: str = "stop",
     slots: int = 2,
+    reduction_groups: int | None = None,
+    process_group: Any | None = None,
+    peer_timeout_seconds: float = TIMEOUT_SECONDS,
     threads: int | None = None,
     progress: Callable[[str], None] | None = None,
     is_tracing: bool = False,
@@ -107,6 +111,12 @@ def attach(
         loss_fn: `loss_fn(model, batch)`, in place of the loss of `model(**batch)`.
         nonfinite: "stop" or "skip", for gradients that are infinite or NaN.
         slots: 2 keeps the last seal whole whatever happens; 1 halves the SSD space and does not.
+        reduction_groups: a step's micro-batches are dealt to so many groups, in order, whose
+            gradients are added in fp32; results depend on this number and not on that of ranks.
+            None: one per rank, or as the run was made with.
+        process_group: of torch.distributed, the ranks that take every step together; each gives
+            its own micro-batches and directories. None: the default group, if there is one.
+        peer_timeout_seconds: how long a rank waits for another before it gives up.
         threads: of the CPU update.
         progress: is told what is going on, in sentences.
         is_tracing: keep what every lane does, for `Engine.trace`.
@@ -120,6 +130,7 @@ def attach(
     """
     if isinstance(machine, str):
         machine = machine_from(machine)
+    peers = Peers.join(process_group, timeout_seconds=peer_timeout_seconds)
     return attach_with(
         model,
         optimizer,
@@ -136,6 +147,8 @@ def attach(
             loss_fn=loss_fn,
             nonfinite=nonfinite,
             num_slots=slots,
+            reduction_groups=reduction_groups,
+            peers=peers,
             num_threads=threads,
             progress=progress,
             is_tracing=is_tracing,
@@ -150,6 +163,14 @@ def attach_with(
     model: torch.nn.Module, optimizer: AdamW, options: Options, first: FirstStates
 ) -> Engine:
     """`attach`, for callers that have their options in one piece: the trainers. Raises as it."""
+    peers = options.peers or Peers()
+    with peers.told_of_failure():
+        return _attach(model, optimizer, options, first, peers)
+
+
+def _attach(
+    model: torch.nn.Module, optimizer: AdamW, options: Options, first: FirstStates, peers: Peers
+) -> Engine:
     if options.num_slots not in (1, 2):
         raise ConfigError(
             f"slots is {options.num_slots!r}",
@@ -165,12 +186,10 @@ def attach_with(
         options.tell(f"device {device.name}: {device.reason}")
         ram_bytes, gpu_bytes = options.ram_bytes, options.gpu_bytes
         if ram_bytes is None:
-            ram_bytes = _free_ram(device)
+            ram_bytes = _free_ram(device) // peers.num_here
         else:
             _refuse_more_than_there_is(ram_bytes)
-        known = options.machine if options.machine is not None else _this_machine(options, device)
-        if not isinstance(known, KnownDrives):
-            known = KnownDrives(machine=known)
+        known = _known_drives(options, device, peers)
         if options.ssd_rated_bytes is not None:
             known = known.with_rated_lives(_lives_of_directories(options.ssd_rated_bytes, reports))
         return attach_engine(
@@ -190,6 +209,22 @@ def attach_with(
         if owns_device:
             device.close()
         raise
+
+
+def _known_drives(options: Options, device: Device, peers: Peers) -> KnownDrives:
+    """The machine as given or measured. The first rank plans for all, and measures."""
+    known = options.machine
+    if known is None and peers.is_first:
+        known = _this_machine(options, device)
+    if known is not None and not isinstance(known, KnownDrives):
+        known = KnownDrives(machine=known)
+
+    def machine() -> Machine:
+        assert known is not None, "the first rank knows its machine"
+        return known.machine
+
+    found = peers.from_first(machine, what="what is known of the first rank's machine")
+    return known or KnownDrives(machine=found)
 
 
 def _directories(ssd: Directories) -> list[str | os.PathLike[str]]:

@@ -10,6 +10,7 @@
         Corrupt           a checksum does not match
       ScheduleError       a schedule that cannot run: our own mistake, caught before the run
       CheckpointError     a checkpoint is missing, damaged or of another run
+      RankLost            another rank of the run has failed or does not answer
       NonFiniteGradients  a step made infinities or NaNs; nothing was updated with them
 
 Every message has three parts: what happened with the numbers, why it is a problem, what to do. Of
@@ -92,6 +93,10 @@ class ScheduleError(LohanError):
 
 class CheckpointError(LohanError):
     """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class RankLost(LohanError):
+    """Another rank of the run has failed or does not answer."""
 
 
 class NonFiniteGradients(LohanError):

@@ -61,6 +61,8 @@ class PoolName(StrEnum):
     FRESH = "fresh"  # In RAM: P16 from an update to the next forward pass
     STATES = "states"  # In RAM: states from their read to their write
     WAITING = "waiting"  # In RAM: G16 that wait for their update
+    EXCHANGED = "exchanged"  # In RAM: G16 of reduction groups, until they are added up
+    GATHERED = "gathered"  # In RAM: P16 of a whole block, made of the slices of all ranks
     SWAPPED = "swapped"  # In RAM: A16 that stay there
     SPILLING = "spilling"  # In RAM: A16 between GPU and SSD
 

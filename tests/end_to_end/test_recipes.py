@@ -83,6 +83,8 @@ def test_the_plan_of_a_recipe_is_about_the_recipe(recipe: pathlib.Path) -> None:
     batch *= 2 if config.task.rows == "pairs" else 1
     assert int(asked["batch"]) == batch
     assert int(asked["seq"]) == arguments["max_length"]
+    rank = None if config.adapter is None else str(config.adapter.lora_r)
+    assert asked.get("lora_r") == rank
     preset = {"desktop-4090": "1", "workstation-4090": "2"}[asked["machine"]]
     assert int(asked.get("ssds", preset)) == len(config.offload.ssd)
 

@@ -171,6 +171,7 @@ def plain_run(case: EngineCase, engine: Engine, model: torch.nn.Module) -> Plain
         layout=engine.store.layout,
         loss_fn=LOSS_FUNCTIONS.get(case.model),
         loss_scale=2.0**16 if case.dtype is torch.float16 else None,
+        reduction_groups=case.options.get("reduction_groups", 1),
     )
 
 

@@ -1,8 +1,9 @@
 """Sums of gradients over the micro-batches of a step, one flat buffer per segment.
 
 The sum is the one that calling `backward` once per micro-batch leaves in `.grad`: the first
-gradient as it is, every further one added in the type of the parameter. Owns the order and the
-buffers until a segment is finished; then the caller owns them. Called by `segmented_model`.
+gradient as it is, every further one added in the type of the parameter. Reduction groups have sums
+of their own, one behind the other in the buffer. Owns the order and the buffers until a segment is
+finished; then the caller owns them. Called by `segmented_model`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,15 +24,20 @@ class SegmentGradients:
     layout: ParameterLayout
     """Places of the trainable parameters in `flat`."""
     flat: torch.Tensor
-    """All gradients, as bytes. Padding is zero."""
-    missing: frozenset[str]
-    """Trainable parameters that got no gradient at all (`.grad` is None in plain training). Their
-    places are zero, but an optimizer must leave them alone: decay and momentum do not apply."""
+    """All gradients, as bytes: those of a group in each row. Padding is zero."""
+    missing_by_group: tuple[frozenset[str], ...]
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Trainable parameters that got no gradient at all (`.grad` is None in plain training).
+        Their places are zero, but an optimizer must leave them alone: decay and momentum do not
+        apply."""
+        return frozenset.intersection(*self.missing_by_group)
 
     def views(self) -> dict[str, torch.Tensor]:
-        """Gradients by parameter name, without the missing ones."""
+        """Gradients of the first group by parameter name, without the missing ones."""
         return {
-            slot.name: slot.view(self.flat)
+            slot.name: slot.view(self.flat[0])
             for slot in self.layout.slots
             if slot.name not in self.missing
         }
@@ -52,8 +58,9 @@ class GradientSums:
         self,
         sets: Mapping[BlockId, ParameterSet],
         buffer_for: Callable[[BlockId, int], torch.Tensor],
+        num_groups: int = 1,
     ) -> None:
-        self._buffer_for = buffer_for
+        self._buffer_for, self._num_groups = buffer_for, num_groups
         self._layouts = {segment: gradient_layout(own) for segment, own in sets.items()}
         self._place = {
             sets[segment].parameters[slot.name]: (segment, slot)
@@ -61,14 +68,14 @@ class GradientSums:
             for slot in layout.slots
         }
         self._flat: dict[BlockId, torch.Tensor] = {}
-        self._seen: dict[BlockId, set[str]] = {}
+        self._seen: dict[BlockId, list[set[str]]] = {}
 
     def owner(self, parameter: torch.nn.Parameter) -> BlockId | None:
         """The segment whose buffer a parameter's gradient belongs to."""
         place = self._place.get(parameter)
         return place[0] if place is not None else None
 
-    def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    def add(self, parameter: torch.nn.Parameter, gradient: torch.Tensor, group: int = 0) -> None:
         """Add the whole gradient of one micro-batch; to be called in the order of these."""
         segment, slot = self._place[parameter]
         if gradient.layout is not torch.strided:
@@ -78,36 +85,37 @@ class GradientSums:
                 remedy="make the embedding with sparse=False",
             )
         if segment not in self._flat:
-            layout = self._layouts[segment]
-            self._flat[segment] = bytes_of(
-                self._buffer_for(segment, layout.num_bytes), layout.num_bytes, f"segment {segment}"
-            )
-            self._seen[segment] = set()
-        place = slot.view(self._flat[segment])
-        if slot.name in self._seen[segment]:
+            self._begin(segment)
+        place, seen = slot.view(self._flat[segment][group]), self._seen[segment][group]
+        if slot.name in seen:
             place.add_(gradient)
         else:
             # Not zero plus gradient: that would turn -0.0 into 0.0.
             place.copy_(gradient)
-            self._seen[segment].add(slot.name)
+            seen.add(slot.name)
+
+    def _begin(self, segment: BlockId) -> None:
+        num_bytes = self._num_groups * self._layouts[segment].num_bytes
+        flat = bytes_of(self._buffer_for(segment, num_bytes), num_bytes, f"segment {segment}")
+        # More than was asked for is for whoever made the buffer, at the end of every group.
+        self._flat[segment] = flat.view(self._num_groups, -1)
+        self._seen[segment] = [set() for _ in range(self._num_groups)]
 
     def finish(self, segment: BlockId) -> SegmentGradients | None:
         """The gradients of a segment, complete; None if none of its parameters is trainable."""
         layout = self._layouts[segment]
         if not layout.slots:
             return None
-        flat = self._flat.pop(segment, None)
-        seen = self._seen.pop(segment, set())
-        if flat is None:
-            flat = bytes_of(
-                self._buffer_for(segment, layout.num_bytes), layout.num_bytes, f"segment {segment}"
-            )
-        end_bytes = 0
-        for slot in layout.slots:
-            flat[end_bytes : slot.offset_bytes].zero_()
-            end_bytes = slot.offset_bytes + slot.num_bytes
-            if slot.name not in seen:
-                flat[slot.offset_bytes : end_bytes].zero_()
-        flat[end_bytes : layout.num_bytes].zero_()
-        missing = frozenset(layout.names()) - seen
-        return SegmentGradients(segment=segment, layout=layout, flat=flat, missing=missing)
+        if segment not in self._flat:
+            self._begin(segment)
+        flat, seen = self._flat.pop(segment), self._seen.pop(segment)
+        for own, found in zip(flat, seen, strict=True):
+            end_bytes = 0
+            for slot in layout.slots:
+                own[end_bytes : slot.offset_bytes].zero_()
+                end_bytes = slot.offset_bytes + slot.num_bytes
+                if slot.name not in found:
+                    own[slot.offset_bytes : end_bytes].zero_()
+            own[end_bytes:].zero_()
+        missing = tuple(frozenset(layout.names()) - found for found in seen)
+        return SegmentGradients(segment=segment, layout=layout, flat=flat, missing_by_group=missing)

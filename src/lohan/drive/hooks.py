@@ -3,6 +3,7 @@
 Owns names only. Implemented by the engine (hooks), read by `passes`.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -37,4 +38,18 @@ class SegmentHooks(Protocol):
         and their buffer belongs to the callee; None if it has no trainable parameter."""
 
     def gradient_buffer(self, segment: BlockId, num_bytes: int) -> torch.Tensor:
-        """A flat buffer for the segment's gradients; its contents do not matter."""
+        """A flat buffer for the segment's gradients, of all reduction groups; its contents do not
+        matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGroups:
+    """The reduction groups of a rank in one step. Each has a sum of gradients and random numbers
+    of its own; in memory they are counted from the rank's first."""
+
+    of: tuple[int, ...]
+    """The group of each micro-batch, ascending, counted over all ranks."""
+    first: int = 0
+    count: int = 1
+    step: int = 0
+    """The number of the step: no two draw alike."""

@@ -17,7 +17,7 @@ from lohan.drive.activations.store import BlockChoices
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.edges.cuts import edge_of, is_exit, leaf_of
 from lohan.drive.gradient_sums import GradientSums
-from lohan.drive.hooks import ForwardOrder, SegmentHooks
+from lohan.drive.hooks import ForwardOrder, SegmentHooks, StepGroups
 from lohan.drive.micro_batch import MicroBatch, where
 from lohan.drive.outside_run import add_to_leaf, rest_backward
 from lohan.drive.segment_map import Phase, Segment, SegmentKind, SegmentMap
@@ -52,11 +52,13 @@ class Passes:
         micro_batches: Sequence[MicroBatch],
         sums: GradientSums | None,
         with_backward: frozenset[BlockId],
+        groups: StepGroups,
         should_look_closely: bool = False,
         shared: SharedState | None = None,
     ) -> None:
         """`should_look_closely`: read all weights to see that the forward leaves them alone;
         `shared`: to be told what runs."""
+        self._groups = groups
         self._segments, self._sets, self._runners = segments, sets, runners
         self._hooks, self._choices, self._sums = hooks, choices, sums
         self._micro_batches = list(micro_batches)
@@ -88,7 +90,9 @@ class Passes:
         for group in groups:
             for segment in self._segments:
                 self._visit_forward(segment, group)
-        generators.set_state(everyone[-1].random_state)
+        # Where the first group is: a rank without it is told by the one that has it.
+        first = [one for one in everyone if self._group_of(one) == self._group_of(everyone[0])]
+        generators.set_state(first[-1].random_state)
 
     def _visit_forward(self, segment: Segment, group: Sequence[MicroBatch]) -> None:
         is_turn = segment is self._segments.last and self._sums is not None
@@ -198,10 +202,14 @@ class Passes:
     # Random numbers
 
     def _predict_random_states(self) -> None:
-        state = self._generators.state()
+        state = begin = self._generators.state()
+        group, groups = 0, [*self._groups.of, None]
         for micro_batch, signature in zip(self._micro_batches, self._signatures, strict=True):
+            if self._group_of(micro_batch) != group:
+                group = self._group_of(micro_batch)
+                state = self._generators.state_of_group(begin, group, self._groups.step)
             micro_batch.random_state = micro_batch.random_state_first = state
-            is_last = micro_batch is self._micro_batches[-1]
+            is_last = groups[micro_batch.index + 1] != group
             if self._order is ForwardOrder.LAYER_MAJOR and not is_last:
                 self._generators.set_state(state)
                 self._ledger.advance(signature)
@@ -229,7 +237,11 @@ class Passes:
             signature = self._signatures[micro_batch.index]
             self._ledger.learn(signature, [*micro_batch.draws, *drawn])
             for later in self._micro_batches[micro_batch.index + 1 :]:
-                later.random_state = later.random_state_first = micro_batch.random_state
+                if self._group_of(later) == self._group_of(micro_batch):
+                    later.random_state = later.random_state_first = micro_batch.random_state
+
+    def _group_of(self, micro_batch: MicroBatch) -> int:
+        return self._groups.of[micro_batch.index]
 
     def _refuse_draws(self, micro_batch: MicroBatch) -> None:
         self._ledger.forget(self._signatures[micro_batch.index])
@@ -348,7 +360,7 @@ class Passes:
         if self._sums.owner(parameter) == segment.id:
             # Whole by now: code in front of the block runs without its weights. Left to `_settle`,
             # all gradients of the block would be there twice.
-            self._sums.add(parameter, gradient)
+            self._sums.add(parameter, gradient, self._row_of(micro_batch))
         else:
             self._add(segment, micro_batch, parameter, gradient)
 
@@ -390,7 +402,10 @@ class Passes:
         own = list(self._sets[segment.id].parameters.values())
         for parameter, gradient in zip(own, micro_batch.pending.take_all(own), strict=True):
             if gradient is not None:
-                self._sums.add(parameter, gradient)
+                self._sums.add(parameter, gradient, self._row_of(micro_batch))
+
+    def _row_of(self, micro_batch: MicroBatch) -> int:
+        return self._group_of(micro_batch) - self._groups.first
 
 
 def _stretches(segments: SegmentMap) -> dict[BlockId, int]:

@@ -16,7 +16,7 @@ from lohan.drive.activations.store import ActivationStore, BlockChoices, KeepSto
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.captured.graphs import Captures
 from lohan.drive.gradient_sums import GradientSums
-from lohan.drive.hooks import ForwardOrder, SegmentHooks
+from lohan.drive.hooks import ForwardOrder, SegmentHooks, StepGroups
 from lohan.drive.micro_batch import (
     BlockInterceptor,
     LossFunction,
@@ -110,9 +110,10 @@ class SegmentedModel:
         factors: Sequence[float] | None = None,
         choices: Mapping[BlockId, BlockChoices] | None = None,
         order: ForwardOrder = ForwardOrder.LAYER_MAJOR,
+        groups: StepGroups | None = None,
     ) -> list[torch.Tensor]:
         """Forward and backward of all micro-batches; returns their losses, each multiplied by its
-        factor.
+        factor. `groups`: those they are of, if there are several.
 
         Gradients go to `SegmentHooks.after`. If anything fails the model, the store, the
         generators and the threads are as they were before, and nothing is left to stop.
@@ -124,7 +125,13 @@ class SegmentedModel:
         """
         self._refuse_gradients()
         return self._run(
-            micro_batches, loss_fn, choices or {}, order, has_gradients=True, factors=factors
+            micro_batches,
+            loss_fn,
+            choices or {},
+            order,
+            has_gradients=True,
+            factors=factors,
+            groups=groups,
         )
 
     def evaluate(
@@ -142,7 +149,7 @@ class SegmentedModel:
     ) -> list[Any]:
         """Batches whose random numbers must be counted before they can go layer by layer with
         others: one of each shape not seen before, once a model was found to draw any."""
-        if len(micro_batches) == 1:
+        if len(micro_batches) <= 1:
             return []
         setting = draw_setting(self.model, loss_fn)
         has_draws = self._ledger.has_draws.get(setting)
@@ -193,6 +200,7 @@ class SegmentedModel:
         *,
         has_gradients: bool,
         factors: Sequence[float] | None = None,
+        groups: StepGroups | None = None,
     ) -> list[torch.Tensor]:
         if not batches:
             raise ConfigError(
@@ -205,6 +213,8 @@ class SegmentedModel:
             for batch, factor in zip(batches, factors or [1.0] * len(batches), strict=True)
         ]
         micro_batches = self._micro_batches(losses, order, has_gradients)
+        groups = groups or StepGroups(of=(0,) * len(batches))
+        sums = GradientSums(self._sets, self._hooks.gradient_buffer, groups.count)
         for runner in self._runners.values():
             runner.begin_step()
         passes = Passes(
@@ -214,7 +224,8 @@ class SegmentedModel:
             hooks=self._hooks,
             choices=choices,
             micro_batches=micro_batches,
-            sums=GradientSums(self._sets, self._hooks.gradient_buffer) if has_gradients else None,
+            sums=sums if has_gradients else None,
+            groups=groups,
             with_backward=self.segments.with_backward(self.model),
             should_look_closely=self._is_first,
             shared=self._shared,

@@ -25,13 +25,19 @@ from lohan.engine.planning.known_drives import KnownDrives, measured_if_used
 from lohan.engine.planning.plan_run import PlannedRun, master_format_of, plan_run
 from lohan.engine.planning.swap_room import swap_room_bytes, try_swap_room
 from lohan.engine.planning.traced_model import TracedModel, sizes_of
+from lohan.engine.ranks import (
+    agreement,
+    description,
+    least_budgets,
+    open_run,
+    reduction_groups_of,
+)
 from lohan.engine.results import RunCounters
 from lohan.engine.run_setup import (
     RunSetup,
     compute_format_of,
     initial_tensors,
     lay_out,
-    open_run,
     refuse_meta_buffers,
     take_model_out,
 )
@@ -40,6 +46,8 @@ from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.lanes.step_record import NonFinitePolicy
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.parallel.peers import Peers
+from lohan.parallel.slices import Slice
 from lohan.plan.plan import Plan
 from lohan.ssd import DriveId, IoEngine, RunDirectories, add_drives, choose_engine
 from lohan.store import (
@@ -49,6 +57,11 @@ from lohan.store import (
     StateStore,
     create_states,
     open_states,
+)
+from lohan.store.seals.commits import (
+    read_commit,
+    refuse_other_seal,
+    settle_prepared,
 )
 from lohan.units import format_bytes
 
@@ -62,8 +75,21 @@ def attach_engine(
     first: FirstStates = _AS_THE_MODEL_IS,
 ) -> Engine:
     """Put a model's states on SSD and return the engine that trains it. See `lohan.attach`."""
+    peers = options.peers or Peers()
+    with peers.told_of_failure():
+        return _attach(model, optimizer, options, first, peers)
+
+
+def _attach(
+    model: torch.nn.Module,
+    optimizer: AdamW,
+    options: Options,
+    first: FirstStates,
+    peers: Peers,
+) -> Engine:
     assert options.ram_bytes is not None, "`attaching` asks the machine"
     assert options.machine is not None, "`attaching` asks the machine"
+    groups = reduction_groups_of(options, first, peers)
     nonfinite = _nonfinite(options.nonfinite)
     _check_optimizer(model, optimizer)
     compute_format = compute_format_of(model)
@@ -76,9 +102,8 @@ def attach_engine(
     known = options.machine
     if not isinstance(known, KnownDrives):
         known = KnownDrives(machine=known)
-    budgets = Budgets(
-        ram_bytes=options.ram_bytes, gpu_bytes=options.gpu_bytes, writes=options.write_limit
-    )
+    ram_bytes, gpu_bytes = least_budgets(options, peers)
+    budgets = Budgets(ram_bytes=ram_bytes, gpu_bytes=gpu_bytes, writes=options.write_limit)
     with Closing() as undo:
         device, options = _open_device(options, undo)
         if device.shares_ram:
@@ -95,8 +120,13 @@ def attach_engine(
             loss_fn=options.loss_fn,
         )
         masters = options.master_format or master_format_of(options.policy, compute_format)
-        segments, layout = lay_out(model, traced, compute_format, masters)
+        segments, whole = lay_out(model, traced, compute_format, masters)
+        place = Slice(rank=peers.rank, num_ranks=peers.num_ranks)
+        layout = place.layout(whole)
         values = None if first.run is not None else initial_tensors(model, first.weights)
+        if values is not None:
+            values = place.tensors(whole, values)
+            first = replace(first, moments=place.moments(whole, first.moments))
         waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite)
 
         def plan(machine: Machine, budgets: Budgets) -> PlannedRun | None:
@@ -113,6 +143,8 @@ def attach_engine(
                     layout=layout,
                     clips_gradients=waits_for_norm,
                     shares_ram=device.shares_ram,
+                    num_ranks=peers.num_ranks,
+                    reduction_groups=groups,
                 )
             return None
 
@@ -123,10 +155,20 @@ def attach_engine(
             options.tell(
                 "checking that the largest step fits" if options.largest_step else "planning"
             )
-            known, budgets, planned = measured_if_used(known, budgets, plan)
+            measured = known, budgets
+
+            def measure_and_plan() -> tuple[Machine, PlannedRun | None]:
+                nonlocal measured
+                *measured, planned = measured_if_used(*measured, plan)  # type: ignore[assignment]
+                return measured[0].machine, planned
+
+            machine, planned = peers.from_first(measure_and_plan, what="the plan")
+            known, budgets = measured
+            if not peers.is_first:
+                known = replace(known, machine=machine)
         if options.on_planned is not None and options.largest_step:
             used = _as_computing(known.machine, device)
-            if used != planned_for:
+            if used != planned_for and peers.num_ranks == 1:
                 planned = plan(used, budgets)
             assert planned is not None, "the largest step fits"
             options.on_planned(
@@ -136,44 +178,46 @@ def attach_engine(
                     swap_bytes=swap_room_bytes(planned.plan, layout),
                 )
             )
-        directories, is_new = open_run(options.ssd, first.run)
+        peers.refuse_difference(
+            description(whole, options, optimizer, traced, groups), what="models and settings"
+        )
+        directories, run_id, is_new = open_run(options.ssd, first.run, peers)
         undo.callback(lambda: directories.close(should_delete=is_new))
         io = options.io if options.io is not None else choose_engine()[0]
         undo.callback(io.close)
         drives = add_drives(io, directories.paths, known.settings)
-        places = _Places(directories, io, drives, known, options)
+        places = _Places(directories, io, drives, known, options, peers, groups)
         if values is not None:
             plan_to_try = planned.plan if planned is not None else None
             store = _new_states(places, layout, budgets, plan_to_try, values, first, buffers, undo)
         else:
             options.tell("opening and verifying the states of the last seal")
-            store = open_states(
-                directories,
-                engine=io,
-                layout=layout,
-                drives=drives,
-                scratch_bytes=budgets.scratch_bytes,
-                should_verify_reads=False,
+            store = peers.together(
+                lambda: _sealed_states(places, layout, budgets, undo),
+                what="the sealed states of all ranks",
             )
-            undo.callback(store.close)
             buffers = ModelBuffers(model, sealed_buffers(store.sealed))
         setup = RunSetup(
             options=options,
             model=model,
             traced=traced,
             segments=segments,
-            sets=take_model_out(model, segments, layout, device),
+            sets=take_model_out(model, segments, whole, device),
             device=device,
             io=io,
             run=directories,
             drives=drives,
             store=store,
+            layout=whole,
+            peers=peers,
+            reduction_groups=groups,
+            run_id=run_id,
             machine=_as_computing(known.machine, device),
             known=known,
             budgets=budgets,
             waits_for_norm=waits_for_norm,
             nonfinite=nonfinite,
-            num_threads=options.num_threads or _default_threads(device),
+            num_threads=options.num_threads or _default_threads(device, peers.num_here),
         )
         engine = Engine(setup, optimizer, buffers)
         undo.pop_all()
@@ -197,6 +241,8 @@ class _Places(NamedTuple):
     drives: Sequence[DriveId]
     known: KnownDrives
     options: Options
+    peers: Peers
+    reduction_groups: int
 
 
 def _new_states(
@@ -210,40 +256,75 @@ def _new_states(
     undo: Closing,
 ) -> StateStore:
     """Reserve room for states and for what the plan swaps, write the states, seal them."""
-    directories, io, drives, known, options = places
+    directories, io, drives, known, options, peers, groups = places
     states_bytes = options.num_slots * layout.slot_bytes() + layout.frozen_bytes()
     options.tell(
         f"reserving {format_bytes(states_bytes)} for states on {len(options.ssd)} drive(s)"
     )
-    store = create_states(
-        directories,
-        layout,
-        engine=io,
-        drives=drives,
-        weights=known.weights,
-        slot_count=SlotCount.TWO if options.num_slots == 2 else SlotCount.ONE,
-        scratch_bytes=budgets.scratch_bytes,
-        chunk_bytes=options.chunk_bytes,
-        should_verify_reads=False,
-    )
-    undo.callback(lambda: store.close(should_delete=True))
-    if plan is not None:
-        try_swap_room(
-            plan,
-            layout,
+
+    def filled() -> StateStore:
+        store = create_states(
             directories,
-            states_bytes=states_bytes,
+            layout,
             engine=io,
             drives=drives,
             weights=known.weights,
+            slot_count=SlotCount.TWO if options.num_slots == 2 else SlotCount.ONE,
+            scratch_bytes=budgets.scratch_bytes,
             chunk_bytes=options.chunk_bytes,
+            should_verify_reads=False,
         )
-    options.tell("writing the first states")
-    store.fill(values, moments=first.moments, should_verify=False)
+        undo.callback(lambda: store.close(should_delete=True))
+        if plan is not None:
+            try_swap_room(
+                plan,
+                layout,
+                directories,
+                states_bytes=states_bytes,
+                engine=io,
+                drives=drives,
+                weights=known.weights,
+                chunk_bytes=options.chunk_bytes,
+            )
+        options.tell("writing the first states")
+        store.fill(values, moments=first.moments, should_verify=False)
+        return store
+
+    store = peers.together(filled, what="the first states of all ranks")
+    counters = first.counters or None
+    if groups > 1:
+        begun = RunCounters(reduction_groups=groups).to_json()
+        counters = {**(counters or begun), "reduction_groups": groups}
     store.seal(
         step=int(first.counters["num_steps"]) if first.counters else 0,
-        metadata=seal_metadata(counters=first.counters or None, buffers=buffers.to_json(), user={}),
+        metadata=seal_metadata(counters=counters, buffers=buffers.to_json(), user={}),
+        agree=agreement(peers, directories),
     )
+    return store
+
+
+def _sealed_states(
+    places: _Places, layout: StateLayout, budgets: Budgets, undo: Closing
+) -> StateStore:
+    """The states of the last seal, which all ranks have."""
+    directories, io, drives, _, _, peers, _ = places
+    committed = None
+    if peers.num_ranks > 1:
+        committed = peers.from_first(
+            lambda: read_commit(directories.paths), what="the record of the last seal"
+        )
+        settle_prepared(directories.paths, committed)
+    store = open_states(
+        directories,
+        engine=io,
+        layout=layout,
+        drives=drives,
+        scratch_bytes=budgets.scratch_bytes,
+        should_verify_reads=False,
+    )
+    undo.callback(store.close)
+    if committed is not None and store.sealed is not None:
+        refuse_other_seal(store.sealed, committed, peers.rank)
     return store
 
 
@@ -263,9 +344,9 @@ def _waits_for_norm(
     )
 
 
-def _default_threads(device: Device) -> int:
+def _default_threads(device: Device, num_ranks_here: int) -> int:
     # Where the device is the processor itself, updates leave it most of the cores.
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = max(1, len(os.sched_getaffinity(0)) // num_ranks_here)
     return max(1, num_cores // 2) if device.shares_ram else num_cores
 
 

@@ -26,7 +26,13 @@ from lohan.lanes.weight_moves import Fetch, WeightMoves
 from lohan.schedule.task import Compute, Move, Task
 from lohan.vocabulary import BlockId, ComputeKind, Lane, Pass, PoolName, TensorKind, Tier
 
-THREADED_LANES = (Lane.SSD_READ, Lane.SSD_WRITE, Lane.RAM_TO_GPU, Lane.GPU_TO_RAM, Lane.CPU)
+THREADED_LANES = (
+    Lane.SSD_READ,
+    Lane.SSD_WRITE,
+    Lane.RAM_TO_GPU,
+    Lane.GPU_TO_RAM,
+    Lane.CPU,
+)
 
 
 class StepDriver:
@@ -74,13 +80,19 @@ class StepDriver:
                 due = started + compute.num_parameters / self._update_rate
                 time.sleep(max(0.0, due - time.monotonic()))
         elif compute.kind is ComputeKind.NORM:
+            self._gradients.gather_squares(record)
             record.finish_norm(self._names)
+        elif compute.kind is ComputeKind.REDUCE:
+            self._gradients.reduce(task, record)
         else:
             raise _unknown(task)
 
     def _move(self, task: Task, move: Move) -> None:
         way = (move.kind, move.source, move.target)
-        if move.kind is TensorKind.P16:
+        if task.lane is Lane.PEER:
+            of_weights = move.kind is TensorKind.P16
+            (self._weights.gather if of_weights else self._gradients.exchange)(task)
+        elif move.kind is TensorKind.P16:
             (self._weights.read if move.source is Tier.SSD else self._weights.copy)(task)
         elif move.kind is TensorKind.OS32:
             (self._updates.read if move.source is Tier.SSD else self._updates.write)(task)

@@ -15,11 +15,11 @@ import torch
 from lohan.closing import Closing
 from lohan.drive import LossFunction
 from lohan.engine.engine_life import EngineLife
-from lohan.engine.loss import LossScale, loss_weights
+from lohan.engine.loss import LossScale
 from lohan.engine.model_buffers import ModelBuffers
-from lohan.engine.planning.plan_run import PlannedRun
-from lohan.engine.planning.traced_model import sizes_of
-from lohan.engine.replanning import faster_plan
+from lohan.engine.planning.plan_run import PlannedRun, faster_plan
+from lohan.engine.planning.traced_model import BatchSizes
+from lohan.engine.ranks import agreement, covering_sizes, deal_step
 from lohan.engine.results import RunCounters, StepResult, of_one_step
 from lohan.engine.run_setup import RunSetup
 from lohan.engine.running import RunningPlan, start_running
@@ -36,6 +36,7 @@ from lohan.errors import OutOfSpace
 from lohan.hardware.machine import Machine
 from lohan.lanes.step_record import refuse_replaced
 from lohan.optimizer.torch_optimizer import AdamW
+from lohan.parallel.exchange import whole_tensors
 from lohan.plan.plan import Plan
 from lohan.simulate import SimulatedStep
 from lohan.store import StateStore, StoreCounters
@@ -55,7 +56,10 @@ class Engine:
         """Called by `attach`."""
         self._setup, self.optimizer, self._buffers = setup, optimizer, buffers
         self.model, self.device = setup.model, setup.device
-        counters = RunCounters(scale=LossScale() if setup.dtype is torch.float16 else None)
+        counters = RunCounters(
+            scale=LossScale() if setup.dtype is torch.float16 else None,
+            reduction_groups=setup.reduction_groups,
+        )
         counted = sealed_counters(setup.store.sealed)
         if counted is not None:
             counters.take(counted)
@@ -73,11 +77,12 @@ class Engine:
         *,
         weights: Sequence[float] | None = None,
     ) -> StepResult:
-        """One optimizer step over a list of micro-batches.
+        """One optimizer step over a list of micro-batches; among ranks, over those of this one.
 
         The loss of a micro-batch is `loss_fn(model, batch)` or that of `model(**batch)`; the
         step's is their sum with `weights`, which are by default each one's share of the labels that
         count (other than -100, and those of first tokens as the loss treats them), or equal shares.
+        Among ranks every one calls this for every step, and gets the losses of all.
 
         Raises:
             ConfigError: bad input, or a model that cannot be driven block by block.
@@ -86,21 +91,28 @@ class Engine:
             StorageError: a drive failed.
         """
         self._refuse_if_over()
-        batches = self._setup.on_device(micro_batches)
-        loss_fn = loss_fn if loss_fn is not None else self._setup.options.loss_fn
-        shares = loss_weights(
-            batches,
-            weights,
-            counts_first_label=lambda: self._setup.traced.counts_first_label(batches[0], loss_fn),
-        )
-        attached = {n: p for own in self._setup.sets.values() for n, p in own.parameters.items()}
-        refuse_replaced(self.model, attached)
-        rates, running = self._setup.rates_of(self.optimizer), self._plan_for(batches)
-        with self._failing_for_good():
-            learn_draws(self._setup, running, batches, loss_fn)
+        setup = self._setup
+        loss_fn = loss_fn if loss_fn is not None else setup.options.loss_fn
+        attached = {n: p for own in setup.sets.values() for n, p in own.parameters.items()}
+
+        def checked() -> list[Any]:
             refuse_replaced(self.model, attached)
-            record = begin_record(self._setup, self._books.counters, self.optimizer, rates)
-            result = take_step(self._setup, running, self._books, record, batches, shares, loss_fn)
+            return setup.on_device(micro_batches)
+
+        batches, dealt = deal_step(
+            setup,
+            checked,
+            weights,
+            num_steps=self.num_steps,
+            rates=lambda: setup.rates_of(self.optimizer),
+            counts_first_label=lambda batch: setup.traced.counts_first_label(batch, loss_fn),
+        )
+        rates, running = setup.rates_of(self.optimizer), self._plan_for(batches, dealt.sizes)
+        with self._failing_for_good():
+            learn_draws(setup, running, batches, loss_fn)
+            refuse_replaced(self.model, attached)
+            record = begin_record(setup, self._books.counters, self.optimizer, rates)
+            result = take_step(setup, running, self._books, record, batches, dealt, loss_fn)
             self._learn_machine(running)
         self.optimizer.note_step()
         return result
@@ -113,10 +125,12 @@ class Engine:
             DoesNotFit: a step of this size needs more memory than allowed.
         """
         self._refuse_if_over()
-        self._plan_for(self._setup.on_device(micro_batches))
+        batches = self._setup.on_device(micro_batches)
+        self._plan_for(batches, covering_sizes(self._setup, batches))
 
     def evaluate(self, batches: Sequence[Any], loss_fn: LossFunction | None = None) -> list[float]:
-        """Losses of batches, without gradients. `model.eval()` is the caller's.
+        """Losses of batches, without gradients. `model.eval()` is the caller's. Among ranks, of
+        this one's; all call it.
 
         Raises as `step` does.
         """
@@ -125,26 +139,47 @@ class Engine:
         loss_fn = loss_fn if loss_fn is not None else self._setup.options.loss_fn
         losses: list[float] = []
         size = self._running.planned.sizes.num_micro_batches if self._running is not None else 1
-        for first in range(0, len(given), size):
+        most = max(self._setup.peers.share(len(given), what="the batches of an evaluation"))
+        for first in range(0, most, size):
             group = given[first : first + size]
-            running = self._plan_for(group)
+            running = self._plan_for(group, covering_sizes(self._setup, group))
             with self._failing_for_good():
                 learn_draws(self._setup, running, group, loss_fn)
                 finish_updates(running)
                 with forward_only(self._setup, running):
-                    found = running.model.evaluate(group, loss_fn)
+                    # A rank that has no more goes along with the others.
+                    found = running.model.evaluate(group, loss_fn) if group else []
                 losses += [float(loss) for loss in found]
         return losses
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter's name and fp32 master, one at a time, from SSD."""
+    def weights(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter's name and fp32 master, one at a time, from SSD; or the trained ones.
+
+        Among ranks all of them ask, to the end, and each gets all.
+        """
         self.synchronize()
-        yield from of_one_step(self._setup.store.masters(), lambda: self.num_steps)
+        setup = self._setup
+        found = setup.store.masters(are_frozen_wanted=are_frozen_wanted)
+        if setup.peers.num_ranks > 1:
+            found = whole_tensors(  # type: ignore[assignment]
+                setup.peers, setup.layout, found, count=1
+            )
+        yield from of_one_step(found, lambda: self.num_steps)
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Name, first and second moment of every trainable parameter, one at a time."""
+        """Name, first and second moment of every trainable parameter, one at a time; among ranks
+        as `weights`."""
         self.synchronize()
-        yield from of_one_step(self._setup.store.moments(), lambda: self.num_steps)
+        setup, found = self._setup, self._setup.store.moments()
+        if setup.peers.num_ranks > 1:
+            found = whole_tensors(  # type: ignore[assignment]
+                setup.peers,
+                setup.layout,
+                found,
+                count=2,
+                is_trained_only=True,
+            )
+        yield from of_one_step(found, lambda: self.num_steps)
 
     def synchronize(self) -> None:
         """Finish the updates of all steps so far. Raises as `step` does."""
@@ -154,7 +189,8 @@ class Engine:
                 finish_updates(self._running)
 
     def seal(self, metadata: Mapping[str, Any] | None = None) -> None:
-        """Make this the point a later `attach(run=...)` goes on from; crash-safe.
+        """Make this the point a later `attach(run=...)` goes on from; crash-safe. Among ranks all
+        seal, and the seal counts once every one has.
 
         Args:
             metadata: plain JSON values to find again in `sealed`.
@@ -169,6 +205,7 @@ class Engine:
             metadata=seal_metadata(
                 counters=self.counters, buffers=self.buffers, user=metadata or {}
             ),
+            agree=agreement(self._setup.peers, self._setup.run),
         )
 
     def close(self, *, should_delete: bool = False) -> None:
@@ -176,6 +213,7 @@ class Engine:
         if not self._life.close():
             return
         with Closing() as stack:
+            stack.callback(self._setup.peers.leave)
             stack.callback(self._setup.close, should_delete=should_delete)
             self._stop_running(should_finish=False)
 
@@ -190,7 +228,7 @@ class Engine:
     @property
     def run_id(self) -> str:
         """Names the run's directories on the SSDs; `attach(run=...)` takes it up again."""
-        return self._setup.run.run_id
+        return self._setup.run_id
 
     @property
     def num_steps(self) -> int:
@@ -292,8 +330,8 @@ class Engine:
 
     # Plans -------------------------------------------------------------------------------------
 
-    def _plan_for(self, batches: list[Any]) -> RunningPlan:
-        sizes = sizes_of(batches)
+    def _plan_for(self, batches: list[Any], sizes: BatchSizes) -> RunningPlan:
+        """`sizes` cover the batches, those of all ranks; the first of these plans for all."""
         if self._running is not None:
             if self._running.planned.sizes.covers(sizes):
                 return self._running
@@ -301,7 +339,9 @@ class Engine:
             with self._failing_for_good():
                 finish_updates(self._running)
         (setup := self._setup).options.tell(f"planning for {sizes}")
-        planned = setup.plan(setup.traced.shape(sizes, batches), sizes)
+        planned = setup.peers.from_first(
+            lambda: setup.plan(setup.traced.shape(sizes, batches), sizes), what="the plan"
+        )
         self._books.predictions.plan_changes(is_same_size=False)
         self._stop_running(should_finish=True)
         if setup.residents is None:
@@ -317,7 +357,9 @@ class Engine:
 
     def _learn_machine(self, running: RunningPlan) -> None:
         """After some steps: take the plan that the rates they showed suggest if it is clearly
-        faster. States that live in RAM stay there."""
+        faster. States that live in RAM stay there. Ranks see different rates and keep theirs."""
+        if self._setup.peers.num_ranks > 1:
+            return
         before, setup = running.planned, self._setup
         refined = self._books.predictions.machine_to_plan_for(before)
         if refined is None:
@@ -325,7 +367,8 @@ class Engine:
         setup.machine = refined
         setup.known.note_learned(refined)
         running.planned = replace(before, machine=refined)
-        planned = faster_plan(setup, before)
+        is_fixed = callable(setup.options.policy)
+        planned = None if is_fixed else faster_plan(before, setup.machine, setup.plan)
         if planned is not None:
             self._books.predictions.plan_changes(is_same_size=True)
             finish_updates(running)
@@ -350,9 +393,11 @@ class Engine:
         return self._life.working(self._fail)
 
     def _fail(self, error: BaseException) -> None:
+        self._setup.peers.tell_failure(error)
         if self._running is not None:
             running, self._running = self._running, None
             running.fail(error)
+        self._setup.peers.leave()
 
     def _refuse_if_over(self) -> None:
         self._life.refuse_if_over(self.run_id, self.sealed)

@@ -6,7 +6,7 @@ out to micro-batches, and dynamic loss scaling for fp16. Called by the engine.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,13 +18,32 @@ _GROWTH_STEPS = 2000
 _SMALLEST_SCALE = 2.0**-14
 
 
+class Labels(NamedTuple):
+    """How many labels of a micro-batch count; None where it has none."""
+
+    counted: int | None
+    without_first: int | None
+    is_divided: bool
+    """Whether its loss is divided by what the whole step has."""
+
+    @classmethod
+    def of(cls, batch: Any) -> "Labels":
+        """Those of a micro-batch."""
+        is_divided = isinstance(batch, Mapping) and "num_items_in_batch" in batch
+        labels = _labels(batch)
+        if labels is None:
+            return cls(None, None, is_divided)
+        without_first = _num_counted(labels[..., 1:] if labels.dim() > 1 else labels)
+        return cls(_num_counted(labels), without_first, is_divided)
+
+
 def loss_weights(
-    batches: Sequence[Any],
+    batches: Sequence[Labels],
     given: Sequence[float] | None,
     *,
     counts_first_label: Callable[[], bool | None],
 ) -> list[float]:
-    """What the loss of each micro-batch is multiplied by.
+    """What the loss of each micro-batch of a step, of all ranks, is multiplied by.
 
     Where batches have `labels`, its share of those that count; else equal shares. Batches that say
     how many items the step has (transformers' `num_items_in_batch`) are divided by it already.
@@ -45,14 +64,12 @@ def loss_weights(
                 remedy="give as many weights as micro-batches, or none",
             )
         return [float(weight) for weight in given]
-    if all(isinstance(batch, Mapping) and "num_items_in_batch" in batch for batch in batches):
+    if all(batch.is_divided for batch in batches):
         return [1.0] * len(batches)
-    labels = [_labels(batch) for batch in batches]
-    known = [one for one in labels if one is not None]
-    if len(known) < len(batches):
+    if any(batch.counted is None for batch in batches):
         return [1.0 / len(batches)] * len(batches)
-    shares = _shares([_num_counted(one) for one in known])
-    without_first = _shares([_num_counted(one[..., 1:] if one.dim() > 1 else one) for one in known])
+    shares = _shares([batch.counted or 0 for batch in batches])
+    without_first = _shares([batch.without_first or 0 for batch in batches])
     if shares != without_first:
         is_first_counted = counts_first_label()
         if is_first_counted is None:

@@ -17,6 +17,7 @@ from lohan.engine.planning.known_drives import KnownDrives
 from lohan.engine.planning.plan_run import PlannedRun
 from lohan.engine.planning.write_limit import WriteLimit
 from lohan.hardware.machine import Machine
+from lohan.parallel.peers import Peers
 from lohan.plan.policies import Policy
 from lohan.ssd import CHUNK_BYTES, IoEngine
 from lohan.store import MasterFormat
@@ -46,6 +47,10 @@ class Options:
     loss_fn: LossFunction | None = None
     nonfinite: str = "stop"
     num_slots: int = 2
+    reduction_groups: int | None = None
+    """None: as many as there are ranks, or as the run was made with."""
+    peers: Peers | None = None
+    """None: this process alone."""
     num_threads: int | None = None
     """None: all cores, or half of them where the processor computes too."""
     progress: Callable[[str], None] | None = None

@@ -80,6 +80,7 @@ class RunCounters:
     missed: dict[str, int] = field(default_factory=dict)
     """Updates a tensor did not get because it had no gradient."""
     scale: LossScale | None = None
+    reduction_groups: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -89,6 +90,7 @@ class RunCounters:
             "num_updates": self.num_updates,
             "missed": dict(self.missed),
             "loss_scale": [scale.value, scale.num_good] if scale is not None else None,
+            "reduction_groups": self.reduction_groups,
         }
 
     def take(self, sealed: Mapping[str, Any]) -> None:
@@ -96,6 +98,7 @@ class RunCounters:
         self.num_steps = int(sealed["num_steps"])
         self.num_updates = int(sealed["num_updates"])
         self.missed = {name: int(count) for name, count in sealed["missed"].items()}
+        self.reduction_groups = int(sealed.get("reduction_groups", 1))
         if self.scale is not None and sealed["loss_scale"]:
             self.scale.value, self.scale.num_good = sealed["loss_scale"]
 
@@ -107,11 +110,11 @@ class RunCounters:
         if record.is_skipped:
             return
         self.num_updates += 1
-        for block, tensors in record.tensors.items():
+        for block, names in record.trained.items():
             missing = record.missing.get(block)
-            for tensor in tensors:
-                if missing is None or tensor.name in missing:
-                    self.missed[tensor.name] = self.missed.get(tensor.name, 0) + 1
+            for name in names:
+                if missing is None or name in missing:
+                    self.missed[name] = self.missed.get(name, 0) + 1
 
 
 def of_one_step(items: Iterator[ItemT], num_steps: Callable[[], int]) -> Iterator[ItemT]:

@@ -5,8 +5,6 @@ the engine asks it for what a plan needs.
 """
 
 import math
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,12 +33,12 @@ from lohan.lanes.step_record import NonFinitePolicy
 from lohan.lanes.weight_map import map_weights, state_entries
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
+from lohan.parallel.peers import Peers
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.ssd import (
     DriveId,
     IoEngine,
     RunDirectories,
-    check_directories,
 )
 from lohan.store import (
     ComputeFormat,
@@ -76,6 +74,12 @@ class RunSetup:
     run: RunDirectories
     drives: Sequence[DriveId]
     store: StateStore
+    layout: StateLayout
+    """Of the whole model; the store has this rank's slice."""
+    peers: Peers
+    reduction_groups: int
+    run_id: str
+    """Of all ranks; each has directories of its own."""
     machine: Machine
     known: KnownDrives
     budgets: Budgets
@@ -113,7 +117,8 @@ class RunSetup:
         """Micro-batches with their tensors where compute reads them.
 
         Raises:
-            ConfigError: they are not a list of batches, or none, or are to get gradients.
+            ConfigError: they are not a list of batches, or none, or are to get gradients. The last
+                ranks may have none, if others have some.
         """
         if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes)):
             raise ConfigError(
@@ -121,7 +126,7 @@ class RunSetup:
                 why="a step takes a list of micro-batches, each a dictionary of tensors",
                 remedy="write engine.step([batch])",
             )
-        if not batches:
+        if not batches and self.peers.is_first:
             raise ConfigError(
                 "no micro-batch was given",
                 why="there is nothing to compute",
@@ -188,6 +193,8 @@ class RunSetup:
             clips_gradients=self.waits_for_norm,
             shares_ram=self.device.shares_ram,
             fixed_residents=self.residents,
+            num_ranks=self.peers.num_ranks,
+            reduction_groups=self.reduction_groups,
         )
 
     def make_residents(self, plan: Plan) -> None:
@@ -315,14 +322,6 @@ def take_model_out(
         own.take_out(target)
     refuse_calls(model, [model.get_submodule(block.name) for block in segments.blocks])
     return sets
-
-
-def open_run(ssd: Sequence[str | os.PathLike[str]], run: str | None) -> tuple[RunDirectories, bool]:
-    """The directories of a new run, or of one to go on with."""
-    check_directories(ssd)
-    if run is not None:
-        return RunDirectories.attach(ssd, run), False
-    return RunDirectories.create(ssd, secrets.token_hex(4)), True
 
 
 def initial_tensors(

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 
 from lohan.drive import SegmentedModel
 from lohan.engine.driver import THREADED_LANES, StepDriver
-from lohan.engine.planning.plan_memory import pools_bytes, rounding_bytes, swap_rounding_bytes
+from lohan.engine.planning.plan_memory import (
+    peers_bytes,
+    pools_bytes,
+    rounding_bytes,
+    swap_rounding_bytes,
+)
 from lohan.engine.planning.plan_run import PlannedRun
 from lohan.engine.run_setup import RunSetup
 from lohan.errors import NonFiniteGradients
@@ -25,7 +30,7 @@ from lohan.schedule.task import Task
 from lohan.simulate import replay, settled_schedule, trace_of
 from lohan.store import StateStore, StoreCounters, SwapFile
 from lohan.trace import Recorder, Trace
-from lohan.vocabulary import Tier
+from lohan.vocabulary import Lane, Tier
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,10 +122,13 @@ def _start(
 ) -> RunningPlan:
     plan = planned.plan
     rolling = RollingSchedule(plan)
-    layout, device = setup.store.layout, setup.device
+    layout, device, peers = setup.store.layout, setup.device, setup.peers
     tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
     host = RamMemory(
-        pools_bytes(rolling.pools, tiers) + rounding_bytes(layout) + swap_rounding_bytes(plan),
+        pools_bytes(rolling.pools, tiers)
+        + rounding_bytes(layout)
+        + swap_rounding_bytes(plan)
+        + peers_bytes(plan),
         device,
         on_refused_pin=setup.tell_unpinned,
     )
@@ -132,13 +140,18 @@ def _start(
     names = {segment.id: segment.name for segment in setup.segments}
     weights = WeightMoves(
         store=setup.store,
-        weights=map_weights(setup.segments, layout, setup.dtype),
+        weights=map_weights(setup.segments, setup.layout, setup.dtype),
         sets=setup.sets,
         book=book,
         device=device,
+        peers=peers,
+        whole=setup.layout,
     )
     gradients = GradientMoves(
         layout=layout,
+        whole=setup.layout,
+        peers=peers,
+        workload=plan.workload,
         book=book,
         device=device,
         spill=swap_file,
@@ -154,7 +167,6 @@ def _start(
         gradients=gradients,
         num_pieces=planned.num_pieces,
         num_threads=setup.num_threads,
-        dtype=setup.dtype,
     )
     activations = SwappedActivations(device=device, book=book, file=swap_file)
     driver = StepDriver(
@@ -168,7 +180,9 @@ def _start(
         update_parameters_per_second=setup.options.update_parameters_per_second,
     )
     lanes = LaneExecutor(
-        dict.fromkeys(THREADED_LANES, driver.action),
+        dict.fromkeys(
+            (*THREADED_LANES, *((Lane.PEER,) if peers.num_ranks > 1 else ())), driver.action
+        ),
         pools=rolling.pools,
         give_back=book.give_back,
         queue=device.queue,

@@ -24,6 +24,7 @@ import torch
 from lohan.drive import LossFunction
 from lohan.engine.loss import counted_losses, num_tokens
 from lohan.engine.planning.predicting import Predictions
+from lohan.engine.ranks import DealtStep
 from lohan.engine.results import RunCounters, StepResult
 from lohan.engine.run_setup import RunSetup
 from lohan.engine.running import RunningPlan
@@ -50,7 +51,7 @@ def take_step(
     books: Books,
     record: StepRecord,
     batches: list[Any],
-    shares: list[float],
+    dealt: DealtStep,
     loss_fn: LossFunction | None,
 ) -> StepResult:
     """Run one step, and tell what it did and how long it took."""
@@ -58,7 +59,14 @@ def take_step(
     started, traffic_before = time.perf_counter(), running.counters
     books.load.begin(started)
 
-    losses = _run(setup, running, record, batches, shares, loss_fn)
+    losses = _run(setup, running, record, batches, dealt, loss_fn)
+    everybody = setup.peers.share(
+        (
+            counted_losses(losses, dealt.shares, record.loss_scale),
+            sum(num_tokens(batch) for batch in batches),
+        ),
+        what="the losses of a step",
+    )
 
     for sentence in setup.captures.news():
         setup.options.tell(sentence)
@@ -70,8 +78,8 @@ def take_step(
     work = work_seconds(ran, planned.machine, planned.plan.system.rates)
     return StepResult.of(
         record,
-        counted_losses(losses, shares, record.loss_scale),
-        tokens=sum(num_tokens(batch) for batch in batches),
+        tuple(loss for own, _ in everybody for loss in own),
+        tokens=sum(count for _, count in everybody),
         seconds=seconds,
         traffic=running.counters.since(traffic_before),
         load=(busy, bottleneck_words(work, seconds, planned.machine)),
@@ -84,7 +92,7 @@ def _run(
     running: RunningPlan,
     record: StepRecord,
     batches: list[Any],
-    shares: list[float],
+    dealt: DealtStep,
     loss_fn: LossFunction | None,
 ) -> list[torch.Tensor]:
     # The tasks of one more step. Updates that the step before put off come first, in front of the
@@ -98,13 +106,17 @@ def _run(
     running.lanes.submit(tasks)
     running.driver.begin(tasks, number, record)
     # The model's own forward, then backward, all micro-batches through a block before the next.
-    with setup.device.compute():
-        losses = running.model.step(
-            batches,
-            loss_fn,
-            factors=[share * (record.loss_scale or 1.0) for share in shares],
-            choices=running.planned.choices,
-        )
+    # A rank whose groups have none only meets the others.
+    losses = []
+    if batches:
+        with setup.device.compute():
+            losses = running.model.step(
+                batches,
+                loss_fn,
+                factors=[share * (record.loss_scale or 1.0) for share in dealt.shares],
+                choices=running.planned.choices,
+                groups=dealt.groups,
+            )
     running.driver.end()
     running.activations.end()
     # Gradients that are not finite are this step's failure, not that of a later call. Updates and
@@ -140,11 +152,13 @@ def learn_draws(
     """Find out how many random numbers a forward draws: later micro-batches start from the state
     that earlier ones will leave."""
     unknown = running.model.unknown_batches(batches, loss_fn)
-    while unknown:
-        batch = unknown[0]
+    while any(setup.peers.share(bool(unknown), what="whether random numbers must be counted")):
+        batch = unknown[0] if unknown else None
         finish_updates(running)
         with forward_only(setup, running):
-            running.model.learn_draws(batch, loss_fn)
+            # Where another rank has to, this one goes along.
+            if batches:
+                running.model.learn_draws(batches[0] if batch is None else batch, loss_fn)
         left = running.model.unknown_batches(batches, loss_fn)
         unknown = [one for one in left if one is not batch]
 
@@ -155,6 +169,7 @@ def begin_record(
     """What the next step needs to know: the rates of every tensor, the clip, the loss scale."""
     return StepRecord.begin(
         setup.store.layout,
+        setup.layout,
         groups=groups_by_name(setup.model, optimizer),
         counters=counters,
         rates=rates,

@@ -69,6 +69,8 @@ class StepRecord:
     max_grad_norm: float | None
     waits_for_norm: bool
     policy: NonFinitePolicy
+    trained: Mapping[BlockId, Sequence[str]]
+    """Names of all trainable tensors, also where another rank updates them."""
     loss_scale: float | None = None
     leaf_sums: dict[BlockId, npt.NDArray[np.float64]] = field(default_factory=dict)
     num_nonfinite: dict[BlockId, int] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class StepRecord:
     def begin(
         cls,
         layout: StateLayout,
+        whole: StateLayout,
         *,
         groups: Mapping[str, int],
         counters: "Counted",
@@ -93,7 +96,7 @@ class StepRecord:
         policy: NonFinitePolicy,
         loss_scale: float | None,
     ) -> "StepRecord":
-        """The record of the next step."""
+        """The record of the next step; `layout` is of what this rank updates."""
         count = counters.num_updates + 1
         steps = {name: count - counters.missed.get(name, 0) for name in layout.names}
         return cls(
@@ -103,6 +106,10 @@ class StepRecord:
             max_grad_norm=max_grad_norm,
             waits_for_norm=waits_for_norm,
             policy=policy,
+            trained={
+                BlockId(number): [entry.name for entry in block.tensors if entry.is_trainable]
+                for number, block in enumerate(whole.blocks)
+            },
             loss_scale=loss_scale,
         )
 
@@ -184,11 +191,11 @@ def nonfinite_error(
 
 def looks_at_gradients(task: Task) -> bool:
     """Whether gradients that are not finite may be found by a task: the norm, or, where nothing
-    waits for it, each gradient on its way out."""
+    waits for it, each gradient on its way out or, of several groups, their sum."""
     action = task.action
     if isinstance(action, Move):
         return (action.kind, action.source) == (TensorKind.G16, Tier.GPU)
-    return action.kind is ComputeKind.NORM
+    return action.kind in (ComputeKind.NORM, ComputeKind.REDUCE)
 
 
 def groups_by_name(model: torch.nn.Module, optimizer: AdamW) -> dict[str, int]:

@@ -47,11 +47,10 @@ class Updates:
         gradients: GradientMoves,
         num_pieces: Mapping[BlockId, int],
         num_threads: int,
-        dtype: torch.dtype,
     ) -> None:
         self._store, self._book = store, book
         self._weights, self._gradients = weights, gradients
-        self._num_pieces, self._num_threads, self._dtype = num_pieces, num_threads, dtype
+        self._num_pieces, self._num_threads = num_pieces, num_threads
         self._in_flight: dict[tuple[BlockId, int, int], _InFlight] = {}
         """By block, step and number of the piece."""
         self._fresh: dict[tuple[BlockId, int], Buffer] = {}
@@ -126,6 +125,9 @@ class Updates:
         begin, end = self._range(block, number)
         count = self._num_pieces[block]
         self._refuse_disorder(task, number, count)
+        if not self._store.layout.block(block).num_trainable:
+            self._gradients.forget(block, step)
+            return  # nothing of the block is in this rank's slice
         if number == 0:
             with self._lock:
                 self._num_left[block, step] = count
@@ -211,7 +213,7 @@ class Updates:
         if grad is None:
             assert flight is not None
             assert flight.gradient_offset is not None
-            grad = over(flight.buffer, 2 * (end - begin), flight.gradient_offset).view(self._dtype)
+            grad = self._gradients.read_back(flight.buffer, flight.gradient_offset, end - begin)
         # The same state for every call: groups differ in rates and step, not in where they live.
         update = (
             partial(
@@ -263,6 +265,8 @@ class Updates:
         """States of a piece go out. Runs on: the write lane."""
         block, step, number = task.block, task.step, task.piece.number
         begin, end = self._range(block, number)
+        if not self._is_written(block):
+            return
         flight = self._in_flight.pop((block, step, number), None)
         tickets: list[StoreTicket] = []
         try:

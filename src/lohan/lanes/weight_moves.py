@@ -2,12 +2,13 @@
 
 Owns the buffers of weights in flight, by fetch (block, pass, step). Where a device computes from
 main memory, the buffer that was read is handed over and nothing is copied. When each move runs is
-the schedule's; weights that wait in RAM straight from their update are put here by `updates`.
+the schedule's; weights that wait in RAM straight from their update are put here by `updates`. Among
+ranks each reads its slice, and `gather` makes the whole of the slices of all.
 """
 
 import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,11 @@ from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.errors import ScheduleError
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.weight_map import SegmentWeights, WeightPiece, position_cuts
+from lohan.parallel.exchange import GatheredWeights, WeightRange
+from lohan.parallel.peers import Peers
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import Part, StateStore, StoreTicket, SwapFile
+from lohan.store import Part, StateLayout, StateStore, StoreTicket, SwapFile
 from lohan.vocabulary import BlockId, Lane, Pass, PoolName
 
 
@@ -71,9 +74,23 @@ class WeightMoves:
         sets: Mapping[BlockId, ParameterSet],
         book: LeaseBook,
         device: Device,
+        peers: Peers,
+        whole: StateLayout,
     ) -> None:
+        """`weights` say where they lie in the `whole` model; the store has this rank's slice."""
         self._store, self._weights, self._sets = store, weights, sets
-        self._book, self._device = book, device
+        self._book, self._device, self._peers = book, device, peers
+        self._gathered: dict[BlockId, GatheredWeights] = {}
+        self._scratch: Buffer | None = None
+        if peers.num_ranks > 1:
+            self._gathered = {
+                block: GatheredWeights(_ranges(own.pieces), whole, peers.num_ranks)
+                for block, own in weights.items()
+                if own.pieces
+            }
+            self._scratch = book.host.allocate(
+                max(one.scratch_bytes for one in self._gathered.values())
+            )
         self._in_flight: dict[Fetch, _InFlight] = {}
         self._fresh: dict[BlockId, tuple[Lease, Buffer]] = {}
         self._held: dict[tuple[BlockId, int], tuple[Buffer, int]] = {}
@@ -89,6 +106,8 @@ class WeightMoves:
             if self._store.resident_buffer(piece.owner, piece.part) is None
             and not (comes_fresh and piece.owner == task.block and piece.part is Part.P16)
         ]
+        if self._gathered:
+            pieces = self._own_parts(task.block, pieces)
         lease = task.leases[0]
         total_bytes = sum(piece.nbytes for piece in pieces)
         buffer = self._book.ram_buffer(lease, total_bytes)
@@ -113,9 +132,44 @@ class WeightMoves:
             wait_for(self._store, tickets)
         self._in_flight[fetch_of(task)] = _InFlight(read=buffer, offsets=offsets)
         if lease.pool is PoolName.HELD:
-            own = self._weights[task.block].piece(Part.P16, task.block)
+            own = next((p for p in pieces if (p.part, p.owner) == (Part.P16, task.block)), None)
             if own is not None:
                 self._held[task.block, task.step] = (buffer, offsets[own])
+
+    def _own_parts(self, block: BlockId, pieces: Sequence[WeightPiece]) -> list[WeightPiece]:
+        """What this rank has of pieces, at the places its own store has them."""
+        wanted = {_range_of(piece): piece for piece in pieces}
+        return [
+            replace(
+                wanted[one],
+                begin=begin,
+                end=end,
+                in_part=self._store.layout.block(one.owner).byte_range(one.part, begin, end),
+            )
+            for one, begin, end in self._gathered[block].of_rank(self._peers.rank)
+            if begin < end and one in wanted
+        ]
+
+    def gather(self, task: Task) -> None:
+        """The whole of a segment's weights in RAM. Runs on: the peer lane."""
+        flight = self._in_flight.setdefault(fetch_of(task), _InFlight())
+        weights, gathered = self._weights[task.block], self._gathered[task.block]
+        sources = []
+        for one, begin, end in gathered.of_rank(self._peers.rank):
+            source = (0, 0)
+            if begin < end:
+                part = self._own_parts(task.block, [_piece_of(weights, one)])[0]
+                memory, at = self._ram_of(flight, part)
+                source = (memory.address + at, memory.nbytes - at)
+            sources.append(source)
+        nbytes = gathered.buffer_bytes(weights.num_bytes)
+        buffer = self._book.ram_buffer(task.leases[0], nbytes)
+        assert self._scratch is not None
+        scratch = over(self._scratch, gathered.scratch_bytes)
+        gathered.gather(self._peers, sources, over(buffer, nbytes), scratch, what=task.name)
+        flight.read = buffer
+        flight.offsets = {piece: piece.offset_bytes for piece in weights.pieces}
+        self._taken(task)
 
     def copy(self, task: Task) -> None:
         """RAM -> GPU, wholly or one piece of it. Runs on: the copy lane."""
@@ -170,7 +224,7 @@ class WeightMoves:
             flight.in_place = over(flight.read, weights.num_bytes)
             # A held buffer stays leased until its update, which comes after this pass.
             for source in task.returns:
-                if source.pool is PoolName.RING:
+                if source.pool in (PoolName.RING, PoolName.GATHERED):
                     self._book.move(source, lease)
         elif is_one and self._store.resident_buffer(first.owner, first.part) is not None:
             memory, at = self._ram_of(flight, first)
@@ -241,6 +295,27 @@ class WeightMoves:
         self._in_flight.clear()
         self._fresh.clear()
         self._held.clear()
+        if self._scratch is not None:
+            self._book.host.free(self._scratch)
+            self._scratch = None
+
+
+def _range_of(piece: WeightPiece) -> WeightRange:
+    return WeightRange(
+        owner=piece.owner,
+        part=piece.part,
+        begin=piece.begin,
+        end=piece.end,
+        offset_bytes=piece.offset_bytes,
+    )
+
+
+def _ranges(pieces: Sequence[WeightPiece]) -> tuple[WeightRange, ...]:
+    return tuple(_range_of(piece) for piece in pieces)
+
+
+def _piece_of(weights: SegmentWeights, one: WeightRange) -> WeightPiece:
+    return next(piece for piece in weights.pieces if _range_of(piece) == one)
 
 
 def _cut(piece: WeightPiece, number: int, count: int) -> tuple[int, int]:

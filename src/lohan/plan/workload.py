@@ -20,6 +20,11 @@ class Workload:
     clips_gradients: bool = False
     num_micro_batches: int | None = None
     """Parts in which the batch comes; None: as many as the plan finds best."""
+    num_ranks: int = 1
+    """Processes that take a step together, each with `batch` sequences of its own and a slice of
+    every block's states."""
+    reduction_groups: int = 1
+    """Groups whose gradients are added in fp32, in their order; the ranks have equally many."""
 
     def __post_init__(self) -> None:
         counts = [("batch", self.batch), ("sequence", self.sequence)]
@@ -43,6 +48,20 @@ class Workload:
     def num_tokens(self) -> int:
         """Tokens of one step."""
         return self.batch * self.sequence
+
+    @property
+    def groups_per_rank(self) -> int:
+        """Reduction groups of one rank: so many gradients of a block are there at once."""
+        return self.reduction_groups // self.num_ranks
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes per parameter of a gradient that waits for its update: a sum of groups is fp32."""
+        return 2 if self.reduction_groups == 1 else 4
+
+    def slice_of(self, count: int) -> int:
+        """One rank's part of something of a block, rounded up."""
+        return -(-count // self.num_ranks)
 
     def batch_per_gpu(self, num_gpus: int) -> int:
         """Sequences each GPU computes in a step.

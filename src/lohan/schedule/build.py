@@ -140,6 +140,7 @@ class _StepBuilder:
     def _backward(self, swapped: dict[BlockId, list[TaskId]]) -> None:
         assert self._last_compute is not None
         previous = self._last_compute
+        due: list[tuple[BlockId, TaskId]] = []
         for block in reversed(self._blocks):
             costs = self._costs[block]
             is_head = block == self._head
@@ -147,6 +148,8 @@ class _StepBuilder:
             # Gradients of a lookup need no weights.
             is_lookup = is_first and self._plan.block_shape(block).is_lookup
             weights = [] if is_lookup or is_head else self._fetch_weights(block, Pass.BACKWARD)
+            while due:
+                self.updates.gradient_ready(*due.pop())
             fetched = self._swap_in(block, swapped[block])
             after = [*weights, *fetched, previous]
             if costs.recompute_flops and not is_head and not is_first:
@@ -169,7 +172,13 @@ class _StepBuilder:
                 returns=returned,
                 fixed_seconds=self._system.rates.seconds_per_block_pass,
             )
-            self.updates.gradient_ready(block, previous)
+            due.append((block, previous))
+            if self._plan.workload.num_ranks == 1:
+                self.updates.gradient_ready(*due.pop())
+            # Among ranks the next block's weights come first: lists of peers keep their order, and
+            # gradients must not hold back what compute waits for.
+        while due:
+            self.updates.gradient_ready(*due.pop())
         self._last_compute = previous
         self.updates.backward_done(previous)
 
@@ -183,7 +192,8 @@ class _StepBuilder:
         is_fresh = of_pass is Pass.FORWARD and self.updates.is_fresh(block)
         if is_fresh:
             returns = (self.updates.take_fresh(block),)
-        from_ssd = self._plan.ssd_weights_bytes(block, is_fresh=is_fresh)
+        workload = self._plan.workload
+        from_ssd = workload.slice_of(self._plan.ssd_weights_bytes(block, is_fresh=is_fresh))
         if from_ssd:
             # The update of a split state needs P16 too: then the slot is returned by the update.
             is_held = of_pass is Pass.BACKWARD and self.updates.reuses_backward_weights(block)
@@ -203,6 +213,18 @@ class _StepBuilder:
                 self.updates.hold(block, slot)
             else:
                 returns += (slot,)
+        if workload.num_ranks > 1:
+            whole = Lease(PoolName.GATHERED, f"{block} {of_pass} s{self.writer.step}", nbytes)
+            gather = self.writer.write(
+                Lane.PEER,
+                block,
+                Move(TensorKind.P16, Tier.RAM, Tier.RAM, nbytes - workload.slice_of(nbytes)),
+                after=ready,
+                leases=(whole,),
+                returns=returns,
+                of_pass=of_pass,
+            )
+            ready, returns = [gather], (whole,)
         return self._copy_weights(block, of_pass, ready, returns, in_pieces=not from_ssd)
 
     def _copy_weights(

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from lohan.errors import ScheduleError
 from lohan.plan.plan import Plan
-from lohan.plan.pools import trained_parameters
+from lohan.plan.pools import updated_parameters
 from lohan.schedule.task import Compute, Schedule
 from lohan.vocabulary import ComputeKind, PoolName, TaskId
 
@@ -148,7 +148,7 @@ def check_serial(schedule: Schedule) -> None:
 
 def check_complete(schedule: Schedule, plan: Plan) -> None:
     """Every block goes forward and backward once a step, and all it trains is updated."""
-    trained = trained_parameters(plan.shape)
+    trained = updated_parameters(plan.shape, plan.workload)
     passes: Counter[tuple[int, int, ComputeKind]] = Counter()
     updated: Counter[tuple[int, int]] = Counter()
     for task in schedule.tasks:

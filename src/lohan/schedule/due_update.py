@@ -67,5 +67,5 @@ def bytes_per_parameter(
     if not state.needs_weights_to_update or has_weights:
         read -= stored.get(TensorKind.P16, 0)
     if plan.system.spills_gradients:
-        read += 2 + 2 * shared_share
+        read += plan.workload.gradient_bytes * (1 + shared_share)
     return read, written

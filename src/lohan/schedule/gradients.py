@@ -7,7 +7,13 @@ owner's update. Called by `updates`, which decides what happens to them then.
 from collections.abc import Iterable
 
 from lohan.plan.plan import Plan
-from lohan.plan.pools import part_parameters, tied_trained, trained_parameters, update_parts
+from lohan.plan.pools import (
+    part_parameters,
+    tied_trained,
+    trained_parameters,
+    update_parts,
+    waiting_bytes,
+)
 from lohan.plan.system import UpdateTiming
 from lohan.schedule.task import Compute, Lease, Move, Piece
 from lohan.schedule.writer import FOR_COMPUTE, FOR_STATES, TaskWriter
@@ -25,6 +31,7 @@ def piece_bytes(plan: Plan, block: BlockId) -> tuple[int, ...]:
         block != 0
         or plan.system.update_timing is not UpdateTiming.UNDER_NEXT_FORWARD
         or plan.system.spills_gradients
+        or plan.workload.reduction_groups > 1
         or shape.num_frozen_parameters
         or plan.shape.num_blocks == 1
     ):
@@ -39,10 +46,11 @@ class GradientTasks:
 
     def __init__(self, plan: Plan, writer: TaskWriter) -> None:
         self._plan, self._system, self._writer = plan, plan.system, writer
-        self._own = [count * plan.shape.dtype_bytes for count in trained_parameters(plan.shape)]
+        workload = plan.workload
+        self._own = [waiting_bytes(workload, count) for count in trained_parameters(plan.shape)]
         self._shared: dict[BlockId, list[tuple[BlockId, int]]] = {}
         for owner, other, count in tied_trained(plan.shape):
-            nbytes = count * plan.shape.dtype_bytes
+            nbytes = waiting_bytes(workload, count)
             self._shared.setdefault(BlockId(other), []).append((BlockId(owner), nbytes))
         self._ready: dict[BlockId, list[TaskId]] = {}
         self._arrived: list[TaskId] = []
@@ -60,6 +68,9 @@ class GradientTasks:
         waiting = self.waiting(block, step)
         for owner, _ in self._shared.get(block, ()):
             waiting += self.shared(block, owner, step)
+        if self._plan.workload.reduction_groups > 1:
+            self._leave_groups(block, computed, waiting)
+            return
         rates = self._system.rates
         is_gathered = rates.shares_host_link and not rates.partitions_over_gpus
         copies = self._plan.num_gpus if is_gathered else 1
@@ -95,6 +106,55 @@ class GradientTasks:
                 )
             self._ready.setdefault(block, []).append(task)
 
+    def _leave_groups(self, block: BlockId, computed: TaskId, waiting: tuple[Lease, ...]) -> None:
+        """Gradients of the rank's groups go to RAM and, slice by slice, to the ranks that own them,
+        which add up those of all groups."""
+        workload, step = self._plan.workload, self._writer.step
+        nbytes = self._writer.gradients[block] * workload.groups_per_rank
+        held = Lease(PoolName.EXCHANGED, f"{block} out s{step}", nbytes)
+        task = self._writer.write(
+            Lane.GPU_TO_RAM,
+            block,
+            Move(TensorKind.G16, Tier.GPU, Tier.RAM, nbytes),
+            after=[computed],
+            leases=(held,),
+            returns=self.on_gpu(block, step),
+            priority=(FOR_STATES,),
+        )
+        if workload.num_ranks > 1:
+            arrived = Lease(PoolName.EXCHANGED, f"{block} in s{step}", nbytes)
+            task = self._writer.write(
+                Lane.PEER,
+                block,
+                Move(TensorKind.G16, Tier.RAM, Tier.RAM, nbytes - workload.slice_of(nbytes)),
+                after=[task],
+                leases=(arrived,),
+                returns=(held,),
+            )
+            held = arrived
+        count = nbytes // self._plan.shape.dtype_bytes
+        task = self._writer.write(
+            Lane.CPU,
+            block,
+            Compute(ComputeKind.REDUCE, num_parameters=count),
+            after=[task],
+            leases=waiting,
+            returns=(held,),
+            priority=(FOR_STATES,),
+        )
+        self._arrived.append(task)
+        if self._system.spills_gradients:
+            spilled = sum(lease.nbytes for lease in waiting)
+            task = self._writer.write(
+                Lane.SSD_WRITE,
+                block,
+                Move(TensorKind.G16, Tier.RAM, Tier.SSD, spilled),
+                after=[task],
+                returns=waiting,
+                priority=(FOR_COMPUTE,),
+            )
+        self._ready[block] = [task]
+
     def of(self, block: BlockId) -> list[TaskId]:
         """Tasks after which a block's gradients are where its update takes them from."""
         return self._ready.get(block, [])
@@ -113,7 +173,7 @@ class GradientTasks:
 
     def on_gpu(self, block: BlockId, step: int) -> tuple[Lease, ...]:
         """G16 of a block on the GPU."""
-        nbytes = self._writer.gradients[block]
+        nbytes = self._writer.gradients[block] * self._plan.workload.groups_per_rank
         return (Lease(PoolName.GRADIENTS, f"{block} s{step}", nbytes),) if nbytes else ()
 
     def waiting(self, block: BlockId, step: int) -> tuple[Lease, ...]:

@@ -9,7 +9,7 @@ the order of writing stays an order in which everything could run one by one.
 from functools import partial
 
 from lohan.plan.plan import Plan
-from lohan.plan.pools import part_parameters, tied_trained, trained_parameters, update_parts
+from lohan.plan.pools import part_parameters, tied_trained, update_parts, updated_parameters
 from lohan.plan.system import UpdateTiming
 from lohan.schedule.due_update import DueUpdate, LateWrite, StatePart, bytes_per_parameter
 from lohan.schedule.gradients import GradientTasks, piece_bytes
@@ -26,7 +26,7 @@ class UpdateTasks:
     def __init__(self, plan: Plan, writer: TaskWriter) -> None:
         self._plan, self._system, self._writer = plan, plan.system, writer
         self._gradients = GradientTasks(plan, writer)
-        self._trained = trained_parameters(plan.shape)
+        self._trained = updated_parameters(plan.shape, plan.workload)
         self._largest_part = part_parameters(max(self._trained), plan.num_update_parts)
         self._sharers: dict[BlockId, list[tuple[BlockId, int]]] = {}
         self._owners: dict[BlockId, list[BlockId]] = {}
@@ -102,7 +102,7 @@ class UpdateTasks:
         if self._plan.workload.clips_gradients:
             norm = (
                 self._writer.write(
-                    Lane.CPU,
+                    Lane.PEER if self._plan.workload.num_ranks > 1 else Lane.CPU,
                     BlockId(0),
                     Compute(ComputeKind.NORM),
                     after=self._gradients.in_ram(),
@@ -152,7 +152,9 @@ class UpdateTasks:
         return not self._is_deferred(block)
 
     def _bytes_per_parameter(self, block: BlockId) -> tuple[float, int]:
-        shared = sum(count for _, count in self._sharers.get(block, ()))
+        shared = sum(
+            self._plan.workload.slice_of(count) for _, count in self._sharers.get(block, ())
+        )
         return bytes_per_parameter(
             self._plan,
             block,

@@ -38,6 +38,7 @@ class TaskWriter:
         self._num_taken = 0
         self._barrier: tuple[TaskId, ...] = ()
         self._has_successor: set[TaskId] = set()
+        self._last_of_peers: TaskId | None = None
         self._step_start = 0
 
     def start_step(self, step: int, *, is_last: bool) -> None:
@@ -84,6 +85,11 @@ class TaskWriter:
         """Append one task and return its id; `step` where it belongs to an earlier one."""
         task_id = TaskId(self._num_written)
         before = dict.fromkeys(after)
+        if lane is Lane.PEER:
+            # Ranks that met in another order than each other would wait for ever.
+            if self._last_of_peers is not None:
+                before[self._last_of_peers] = None
+            self._last_of_peers = task_id
         if self._is_serial and task_id:
             before[TaskId(task_id - 1)] = None
         if self._barrier and all(task < self._step_start for task in before):
@@ -137,12 +143,13 @@ class TaskWriter:
         gradients = system.num_gradient_slots * max(self.gradients)
         if system.home is Tier.GPU:
             gradients = sum(self.gradients)
+        gradients *= plan.workload.groups_per_rank
         moving = max(self.moving_bytes(costs.swapped_bytes) for costs in self._costs)
         spilled = max(costs.to_ssd_bytes for costs in self._costs) * plan.num_gpus
         in_ram = sum(costs.to_ram_bytes for costs in self._costs) * plan.num_gpus
         streaming = pool_sizes(
             system,
-            BlockSizes.of(plan.shape),
+            BlockSizes.of(plan.shape, plan.workload),
             num_update_parts=plan.num_update_parts,
             gradient_slots=plan.gradient_slots,
         )

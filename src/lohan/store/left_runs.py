@@ -19,13 +19,12 @@ from lohan.ssd.engines.storage_errors import storage_error
 from lohan.ssd.runs.run_directory import LOCK_NAME
 from lohan.store.activations import ACTIVATIONS_NAME
 from lohan.store.files.state_file import STATES_NAME
-from lohan.store.seals.manifest import MANIFEST_NAME, TEMPORARY_NAME, Manifest, NewerFormat
+from lohan.store.seals.manifest import MANIFEST_NAME, NAMES, Manifest, NewerFormat
 
 MEASUREMENT_PREFIX = "measure-"
 """How the run ids of measurements begin."""
 _PROBE_NAME = "probe"
 _STRIPE_FILE = re.compile(rf"(?:{STATES_NAME}|{ACTIVATIONS_NAME})\.(?P<drive>\d{{1,4}})\.bin")
-_MANIFESTS = (MANIFEST_NAME, TEMPORARY_NAME)
 _MODEL_KEYS = ("model", "model_name_or_path", "model_name", "model_id")
 
 
@@ -124,7 +123,7 @@ def _is_own(name: str, run_id: str) -> bool:
     """Whether a run makes files of this name in its directory."""
     if name == _PROBE_NAME:
         return run_id.startswith(MEASUREMENT_PREFIX)
-    return name in (LOCK_NAME, *_MANIFESTS) or _STRIPE_FILE.fullmatch(name) is not None
+    return name in (LOCK_NAME, *NAMES) or _STRIPE_FILE.fullmatch(name) is not None
 
 
 def list_left_runs(parents: Sequence[str | os.PathLike[str]]) -> LeftRuns:
@@ -307,7 +306,7 @@ def _delete(directories: Sequence[str], run_id: str, *, should_take_manifests: b
                     if entry.is_file(follow_symlinks=False)
                     and _is_own(entry.name, run_id)
                     and entry.name != LOCK_NAME
-                    and (entry.name in _MANIFESTS) is should_take_manifests
+                    and (entry.name in NAMES) is should_take_manifests
                 ]
         except OSError as error:
             raise _refused(error, directory) from None

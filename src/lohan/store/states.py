@@ -25,7 +25,7 @@ from lohan.store.format.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.initial import Moments, fill_states, verify_fill
 from lohan.store.masters import read_masters, read_moments
 from lohan.store.seals.manifest import Manifest
-from lohan.store.seals.sealing import SealBook, verifiable_homes, verify_homes
+from lohan.store.seals.sealing import Agree, SealBook, verifiable_homes, verify_homes
 from lohan.store.whole_store import WholeStoreTurn
 from lohan.vocabulary import BlockId
 
@@ -302,21 +302,28 @@ class StateStore:
             for books in self._slots.values():
                 books.finish_fill()
 
-    def masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def masters(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor's name and fp32 master (frozen ones widened), block by block, streaming."""
         with self._residents.scratch() as scratch:
-            yield from read_masters(self, scratch)
+            yield from read_masters(self, scratch, are_frozen_wanted=are_frozen_wanted)
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Name, first and second moment of every trainable tensor, streaming."""
         with self._residents.scratch() as scratch:
             yield from read_moments(self, scratch)
 
-    def seal(self, *, step: int, metadata: Mapping[str, Any] | None = None) -> Manifest:
+    def seal(
+        self,
+        *,
+        step: int,
+        metadata: Mapping[str, Any] | None = None,
+        agree: Agree | None = None,
+    ) -> Manifest:
         """Make the current state of all blocks the one a later `open_states` finds. Blocks.
 
         Parts in RAM are written, files flushed, and the manifest replaced in every directory. A
-        process that ends at any instant of it leaves this seal or the one before, whole.
+        process that ends at any instant of it leaves this seal or the one before, whole. Among
+        ranks `agree` comes between preparing a seal and taking it.
 
         Raises:
             CheckpointError: a block is torn or empty, or an earlier seal failed.
@@ -332,7 +339,12 @@ class StateStore:
                 for books in self._slots.values():
                     books.refuse_seal()
             return self._seals.seal(
-                self._file, self._residents, self._slots, step=step, metadata=metadata or {}
+                self._file,
+                self._residents,
+                self._slots,
+                step=step,
+                metadata=metadata or {},
+                agree=agree,
             )
 
     def verify(self) -> None:

@@ -108,7 +108,8 @@ def _run(
             console.print(f"note: {warning}", soft_wrap=True)
     with _shown_warnings(console), contextlib.ExitStack() as private:
         source = _open(config, args, should_fetch=False)
-        _refuse_full(out, source, config, args)
+        if config.adapter is None:  # whose files are small; the trainer counts them
+            _refuse_full(out, source, config, args)
         tokenizer = load_tokenizer(source, args)
         tables = make_working_folder(out) / TABLES_FOLDER
         tables.mkdir(exist_ok=True)
@@ -283,6 +284,7 @@ def _make_trainer(
                 eval_dataset=None if held_out is None else held_out.table,
                 processing_class=tokenizer,
                 offload=config.offload,
+                peft_config=None if config.adapter is None else config.adapter.peft_config(),
                 sample_prompts=config.sample_prompts,
             )
         except (ValueError, TypeError, RuntimeError) as error:

@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 from lohan.drive.micro_batch import loss_of
+from lohan.drive.surroundings.randomness import Generators
 from lohan.drive.watch.label_watch import IGNORED_LABEL
 from lohan.optimizer import combine_leaf_sums, num_leaves, reference, sum_of_squares
 from lohan.optimizer.settings import StepScalars, prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale
+from lohan.parallel.peers import shares_of as shares_of_groups
 from lohan.store import StateLayout
 from lohan.verify.small_copy import Loss
 
@@ -73,6 +75,7 @@ def train_in_memory(
     shares_of: Callable[[Sequence[Any]], Sequence[float]] | None = None,
     before_step: Callable[[int], None] | None = None,
     loss_scale: float | None = None,
+    reduction_groups: int = 1,
 ) -> Trained:
     """Train on every step's micro-batches; the states after every step are kept.
 
@@ -83,6 +86,8 @@ def train_in_memory(
         before_step: called with the number of steps taken; may change model and optimizer.
         loss_scale: the first one, of dynamic scaling; a step that overflows is left out and
             halves it.
+        reduction_groups: the step's micro-batches are dealt to so many, in order; each adds up by
+            itself, with random numbers of its own, and their sums are added in fp32.
     """
     untrained = copy.deepcopy(model) if shares_of is None else model
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -96,8 +101,13 @@ def train_in_memory(
         groups, rates = optimizer.group_of(), optimizer.rates()
         shares = shares_of(batches) if shares_of else loss_shares(untrained, batches, loss_fn)
         scale = loss_scale or 1.0
-        scaled, found = losses_and_gradients(
-            model, batches, loss_fn, [share * scale for share in shares]
+        scaled, found = _of_groups(
+            model,
+            batches,
+            loss_fn,
+            [share * scale for share in shares],
+            groups=shares_of_groups(len(batches), reduction_groups),
+            step=len(run.steps) + 1,
         )
         losses = [float(loss) / scale for loss in scaled]
         gradients = {name: one.reshape(-1).cpu() for name, one in found.items() if name in named}
@@ -118,6 +128,36 @@ def train_in_memory(
             _update(named[name], gradient, states[name], scalars)
         run.states[len(run.steps)] = {name: one.copied() for name, one in states.items()}
     return run
+
+
+def _of_groups(
+    model: nn.Module,
+    batches: Sequence[Any],
+    loss_fn: Loss | None,
+    shares: Sequence[float],
+    *,
+    groups: Sequence[int],
+    step: int,
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Losses and gradients of micro-batches dealt to groups of so many each."""
+    if len(groups) == 1:
+        return losses_and_gradients(model, batches, loss_fn, shares)
+    generators = Generators([next(model.parameters()).device])
+    begin = after = generators.state()
+    losses: list[torch.Tensor] = []
+    sums: dict[str, torch.Tensor] = {}
+    for group, count in enumerate(groups):
+        if not count:
+            continue
+        own = slice(len(losses), len(losses) + count)
+        generators.set_state(generators.state_of_group(begin, group, step))
+        found, gradients = losses_and_gradients(model, batches[own], loss_fn, shares[own])
+        after = generators.state() if group == 0 else after
+        losses += found
+        for name, gradient in gradients.items():
+            sums[name] = sums[name] + gradient.float() if name in sums else gradient.float()
+    generators.set_state(after)
+    return losses, sums
 
 
 def losses_and_gradients(

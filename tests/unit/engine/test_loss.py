@@ -1,14 +1,13 @@
 """Weights of micro-batches: a step's loss is that of all its tokens together."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 
-from lohan.engine.loss import (
-    LossScale,
-    counted_losses,
-    loss_weights,
-    num_tokens,
-)
+from lohan.engine import loss
+from lohan.engine.loss import Labels, LossScale, counted_losses, num_tokens
 from lohan.errors import ConfigError
 
 
@@ -18,6 +17,16 @@ def batch(*counts: int, length: int = 8) -> dict[str, torch.Tensor]:
     for row, count in enumerate(counts):
         labels[row, :count] = -100
     return {"input_ids": torch.zeros_like(labels), "labels": labels}
+
+
+def loss_weights(
+    batches: Sequence[Any],
+    given: Sequence[float] | None,
+    *,
+    counts_first_label: Callable[[], bool | None],
+) -> list[float]:
+    labels = [Labels.of(one) for one in batches]
+    return loss.loss_weights(labels, given, counts_first_label=counts_first_label)
 
 
 def shifted() -> bool:

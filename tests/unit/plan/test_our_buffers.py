@@ -74,9 +74,11 @@ def test_weights_are_not_kept_for_updates_that_read_them_anyway() -> None:
 def test_gradients_of_shared_weights_have_room_until_their_owner_has_its_own() -> None:
     shape = shape_of("gpt2")
     shared = replace(shape, tied=tuple((0, other, 38_597_376) for other in (5, 7, 9, 11, 13)))
-    waiting = [one.gradient_slots for one in buffer_sets(shared, clips_gradients=False)]
+    step = Workload(batch=1, sequence=1)
+    clipped = replace(step, clips_gradients=True)
+    waiting = [one.gradient_slots for one in buffer_sets(shared, step)]
     assert min(waiting) == 6
-    assert [one.gradient_slots for one in buffer_sets(shared, clips_gradients=True)][-1] == 1
+    assert [one.gradient_slots for one in buffer_sets(shared, clipped)][-1] == 1
 
 
 def test_residents_of_alike_blocks_are_spread_over_the_model() -> None:

@@ -15,6 +15,7 @@ from lohan.plan.pools import (
     weights_bytes,
 )
 from lohan.plan.residency import choose_residents, fill_ram
+from lohan.plan.workload import Workload
 from lohan.vocabulary import TensorKind
 from support.hand_made import block, model, operator
 
@@ -92,7 +93,7 @@ def test_parts_of_an_update_add_up_and_none_is_larger_than_the_slot(
 
 
 def test_pools_hold_the_largest_block_so_many_times() -> None:
-    sizes = BlockSizes.of(MODEL)
+    sizes = BlockSizes.of(MODEL, Workload(batch=1, sequence=1))
     pools = pool_sizes(OURS, sizes, num_update_parts=2, gradient_slots=2)
     assert pools["ring"] == OURS.num_ring_slots * 600
     assert pools["waiting"] == 2 * 300

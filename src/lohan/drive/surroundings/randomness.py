@@ -6,10 +6,13 @@ has finished. `DrawLedger` learns the draws of a batch shape once and then predi
 Owns no policy: an unknown amount is reported (`DrawsUnknown`), and the caller picks the order.
 """
 
+import hashlib
+import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -46,6 +49,25 @@ class Generators:
         torch.set_rng_state(cpu)
         for device, own in zip(self._devices, others, strict=True):
             torch.get_device_module(device).set_rng_state(own, device)
+
+    def state_of_group(self, step_state: RandomState, group: int, step: int) -> RandomState:
+        """Where a reduction group begins to draw in a step: the first where the step does, each
+        other from a seed made of torch's generators, its number and the step's. So it is known
+        wherever the group runs, and nothing has to be kept from step to step."""
+        if group == 0:
+            return step_state
+        host, *others = step_state
+        known = hashlib.sha256(f"group {group} of step {step}".encode())
+        for one in others:
+            known.update(one.cpu().numpy().tobytes())
+        seed, before = int.from_bytes(known.digest()[:4]), self.state()
+        random.seed(seed)
+        if not isinstance(host.numpy, str):
+            np.random.seed(seed)
+        torch.manual_seed(seed)
+        found = self.state()
+        self.set_state(before)
+        return found
 
     def drawn(self, before: RandomState, after: RandomState) -> "list[AnyDraw | None]":
         """What is known of the draws between two states without having seen them: those from

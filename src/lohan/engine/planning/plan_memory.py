@@ -7,7 +7,9 @@ by those who allocate.
 from collections.abc import Mapping
 
 from lohan.lanes.weight_map import DEVICE_ALIGNMENT_BYTES
+from lohan.parallel.slices import SLICE_STEP
 from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.pools import weights_bytes
 from lohan.schedule import RollingSchedule
 from lohan.schedule.task import Pool
 from lohan.store import StateLayout, parts_of_kinds, resident_bytes
@@ -24,6 +26,7 @@ def needed_ram_bytes(plan: Plan, layout: StateLayout) -> int:
         + resident_bytes(layout, residents)
         + rounding_bytes(layout)
         + swap_rounding_bytes(plan)
+        + peers_bytes(plan)
     )
 
 
@@ -52,6 +55,16 @@ def gpu_rounding_bytes(layout: StateLayout) -> int:
     """The same of the buffers for weights and gradients on the GPU, two of each."""
     num_tensors = max((len(block.tensors) for block in layout.blocks), default=0)
     return 4 * (_PAGE_BYTES + 64 * num_tensors)
+
+
+def peers_bytes(plan: Plan) -> int:
+    """What ranks need to sort the weights that arrive, and what equal slices add to buffers."""
+    workload = plan.workload
+    if workload.num_ranks == 1:
+        return 0
+    num_buffers = 3 * plan.system.num_ring_slots + 4 * workload.groups_per_rank + 8
+    slack = num_buffers * workload.num_ranks * 4 * SLICE_STEP
+    return 2 * max(weights_bytes(plan.shape)) + slack
 
 
 def swap_rounding_bytes(plan: Plan) -> int:

@@ -6,7 +6,7 @@ before the first step and when batches outgrow the plan.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lohan.drive.activations.store import BlockChoices
@@ -26,7 +26,7 @@ from lohan.plan import make_plan
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.policies import Policy, system_policy
 from lohan.plan.policies.our_memory import GPU_SHARE, RAM_SHARE
-from lohan.plan.pools import part_parameters, trained_parameters, update_parts
+from lohan.plan.pools import part_parameters, update_parts, updated_parameters
 from lohan.plan.system import PLAIN_STATE, SPLIT_STATE
 from lohan.plan.workload import Workload
 from lohan.simulate.choose import best_of, candidates
@@ -44,6 +44,8 @@ from lohan.vocabulary import BlockId, Choice, Tier
 _GPU_SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
 """Shares of main memory given to the GPU tier, tried where both are one memory."""
 _MOST_ATTEMPTS = 8
+_CLEARLY_FASTER = 0.9
+"""Medians of a few steps vary by less than a tenth on a machine that is left alone."""
 _AMPLE_TIMES = 8
 """So many times the RAM of the leanest plan, and RAM is not what lacks."""
 
@@ -78,10 +80,13 @@ def plan_run(
     clips_gradients: bool,
     shares_ram: bool,
     fixed_residents: Sequence[BlockPlan] | None = None,
+    num_ranks: int = 1,
+    reduction_groups: int = 1,
 ) -> PlannedRun:
     """Plan a run within the budgets.
 
     Args:
+        layout: of what this rank stores.
         fixed_residents: what lives in RAM already and stays there.
 
     Raises:
@@ -92,6 +97,8 @@ def plan_run(
         sequence=max(1, sizes.sequence),
         clips_gradients=clips_gradients,
         num_micro_batches=sizes.num_micro_batches,
+        num_ranks=num_ranks,
+        reduction_groups=reduction_groups,
     )
     held = 0
     if fixed_residents is not None:
@@ -366,9 +373,23 @@ def choices_of(plan: Plan, *, shares_ram: bool) -> dict[BlockId, BlockChoices]:
     }
 
 
+def faster_plan(
+    before: PlannedRun, machine: Machine, plan: Callable[[ModelShape, BatchSizes], PlannedRun]
+) -> PlannedRun | None:
+    """A plan for a run that is going on that is clearly faster on the machine as it is known by
+    now, if there is one. States that live in RAM stay there."""
+    try:
+        planned = plan(before.plan.shape, before.sizes)
+    except DoesNotFit:
+        # Beside what lives in RAM by now there may be room for no other plan: this one runs.
+        return None
+    is_faster = planned.seconds < _CLEARLY_FASTER * seconds_of(before.plan, machine)
+    return planned if is_faster else None
+
+
 def pieces_of(plan: Plan) -> dict[BlockId, int]:
     """In how many pieces each block is updated."""
-    trained = trained_parameters(plan.shape)
+    trained = updated_parameters(plan.shape, plan.workload)
     largest = part_parameters(max(trained), plan.num_update_parts)
     return {
         BlockId(number): max(1, len(update_parts(count, largest)))

@@ -37,7 +37,8 @@ def swap_room_bytes(plan: Plan, layout: StateLayout) -> int:
     if plan.system.spills_gradients:
         # Two steps of them may be there at a time.
         gradients = 2 * sum(
-            2 * block.num_trainable + 64 * ALIGNMENT_BYTES for block in layout.blocks
+            plan.workload.gradient_bytes * block.num_trainable + 64 * ALIGNMENT_BYTES
+            for block in layout.blocks
         )
     return _whole_pages(activations + gradients)
 

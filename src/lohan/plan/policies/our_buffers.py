@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lohan.model.shape import ModelShape
-from lohan.plan.pools import BlockSizes, tied_trained
+from lohan.plan.pools import BlockSizes, tied_trained, waiting_bytes
 from lohan.plan.system import System
+from lohan.plan.workload import Workload
 
 # Parameters of one streamed piece of state: large enough for the drives, small enough for RAM,
 # and not so many pieces that the list of tasks gets long.
@@ -56,13 +57,13 @@ class Buffers:
         return system
 
 
-def buffer_sets(shape: ModelShape, *, clips_gradients: bool) -> Iterator[Buffers]:
+def buffer_sets(shape: ModelShape, workload: Workload) -> Iterator[Buffers]:
     """All sets for a model, the most generous first."""
-    sizes = BlockSizes.of(shape)
+    sizes = BlockSizes.of(shape, workload)
     default = min(MAX_PARTS, max(1, -(-sizes.largest_trained // PART_PARAMETERS)))
     finest = max(1, sizes.largest_trained // _LEAST_PART_PARAMETERS)
     more = [max(default, min(count, finest)) for count in _MORE_PARTS]
-    least = 1 if clips_gradients else 1 + _shared_gradient_slots(shape, sizes)
+    least = 1 if workload.clips_gradients else 1 + _shared_gradient_slots(shape, sizes)
     for count in dict.fromkeys([default, *more]):
         yield Buffers(num_update_parts=count, gradient_slots=max(least, GRADIENT_SLOTS))
     for slots in (2, 1):
@@ -77,5 +78,5 @@ def buffer_sets(shape: ModelShape, *, clips_gradients: bool) -> Iterator[Buffers
 def _shared_gradient_slots(shape: ModelShape, sizes: BlockSizes) -> int:
     """Blocks of G16 for shared weights, which wait until their owner has gone backward. Those of a
     step with a norm wait all together or on SSD."""
-    shared_bytes = shape.dtype_bytes * sum(count for _, _, count in tied_trained(shape))
-    return -(-shared_bytes // max(1, sizes.largest_gradient_bytes))
+    shared_bytes = sum(waiting_bytes(sizes.workload, count) for _, _, count in tied_trained(shape))
+    return -(-shared_bytes // max(1, sizes.largest_waiting_bytes))

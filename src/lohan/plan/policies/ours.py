@@ -20,6 +20,7 @@ from lohan.plan.policies.gpu_floor import is_outside
 from lohan.plan.policies.our_buffers import buffer_sets
 from lohan.plan.policies.our_memory import OurMemory, micro_batch_counts
 from lohan.plan.policies.our_search import Chosen, Search
+from lohan.plan.pools import waiting_bytes
 from lohan.plan.residency import choose_residents, largest_residents
 from lohan.plan.system import SPLIT_STATE, ActivationRule, System, UpdateTiming
 from lohan.plan.workload import Workload
@@ -65,14 +66,8 @@ class _Planner:
 
     def plan(self) -> Plan:
         best: tuple[_Decided, Plan] | None = None
-        for num_micro_batches, system in micro_batch_counts(
-            OURS,
-            self.machine,
-            self.shape,
-            self.search.batch,
-            self.workload.sequence,
-            self.workload.num_micro_batches,
-        ):
+        counts = micro_batch_counts(OURS, self.machine, self.shape, self.workload)
+        for num_micro_batches, system in counts:
             way, plan = self._with_best_buffers(system, num_micro_batches)
             if best is None or (
                 plan.ledger.fits and self._seconds(way) < _WORTH_SPLITTING * self._seconds(best[0])
@@ -88,7 +83,7 @@ class _Planner:
         """The plan with the most generous buffers that fit, or smaller pieces of state where RAM
         serves better otherwise; the leanest where none fit."""
         best: tuple[_Decided, Plan] | None = None
-        for buffers in buffer_sets(self.shape, clips_gradients=self.workload.clips_gradients):
+        for buffers in buffer_sets(self.shape, self.workload):
             if (
                 best is not None
                 and best[1].ledger.spare(Tier.RAM) >= 0
@@ -160,8 +155,8 @@ class _Planner:
             # No weights come straight from an update.
             memory = replace(memory, system=replace(memory.system, num_fresh_slots=0))
         # Gradients of deferred updates wait in RAM for the next forward pass.
-        largest = max(1, memory.block_sizes.largest_gradient_bytes)
-        waiting = 2 * sum(self.search.trained[block] for block in deferred)
+        largest = max(1, memory.block_sizes.largest_waiting_bytes)
+        waiting = sum(waiting_bytes(self.workload, self.search.trained[own]) for own in deferred)
         slots = min(len(self.search.blocks), least + -(-waiting // largest))
         spare = memory.spare_ram_bytes(slots)
         return _Decided(

@@ -30,6 +30,9 @@ from lohan.vocabulary import BlockId
 
 MANIFEST_NAME = "manifest.json"
 TEMPORARY_NAME = "manifest.json.tmp"
+COMMIT_NAME = "commit.json"
+NAMES = (MANIFEST_NAME, TEMPORARY_NAME, COMMIT_NAME, f".{COMMIT_NAME}.tmp")
+"""Of all files that a seal writes beside the states."""
 FORMAT = "lohan-states"
 FORMAT_VERSION = 1
 _CHECKSUM_MARK = ', "checksum": '
@@ -267,7 +270,7 @@ def replace_manifests(directories: Sequence[str]) -> None:
 def remove_manifests(directories: Sequence[str]) -> None:
     """Delete the manifests of a run that is being deleted. Twice is fine."""
     for directory in directories:
-        for name in (MANIFEST_NAME, TEMPORARY_NAME):
+        for name in NAMES:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
 

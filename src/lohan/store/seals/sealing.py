@@ -7,11 +7,11 @@ means, is in `states`. Used by `states` and `opening`.
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lohan.durable_files import sync_directory
-from lohan.errors import CheckpointError, ConfigError
+from lohan.errors import CheckpointError, ConfigError, RankLost
 from lohan.ssd import RunDirectories
 from lohan.store.files.state_file import Home, StateFile, home_of
 from lohan.store.format.layout import ByteRange
@@ -26,6 +26,9 @@ from lohan.store.seals.manifest import (
     storage_errors,
 )
 from lohan.vocabulary import BlockId
+
+Agree = Callable[[Callable[[], Manifest]], Manifest]
+"""Gets what prepares a seal, and returns once every rank has done so and it is on record."""
 
 
 def write_residents(
@@ -166,18 +169,29 @@ class SealBook:
         *,
         step: int,
         metadata: Mapping[str, Any],
+        agree: Agree | None = None,
     ) -> Manifest:
         """Carry out a seal; see `StateStore.seal`. May block: yes."""
-        self.refuse_metadata(metadata)
+
+        def prepare() -> Manifest:
+            self.refuse_metadata(metadata)
+            try:
+                write_residents(file, residents, slots)
+                file.flush()
+                manifest = self._next_manifest(file, slots, step, metadata)
+            except BaseException as error:
+                # After a failed flush nobody knows which of the bytes written before it are there.
+                self._failure = f"a seal failed: {error}"
+                raise
+            self.prepare(manifest.to_text())
+            return manifest
+
         try:
-            write_residents(file, residents, slots)
-            file.flush()
-            manifest = self._next_manifest(file, slots, step, metadata)
-        except BaseException as error:
-            # After a failed flush nobody knows which of the bytes written before it are there.
-            self._failure = f"a seal failed: {error}"
+            manifest = prepare() if agree is None else agree(prepare)
+        except RankLost as error:
+            # Whether all have prepared is not known here; the record of the first rank tells.
+            self._failure = f"a seal was interrupted: {error}"
             raise
-        self.prepare(manifest.to_text())
         try:
             replace_manifests(self._directories)
             self.last = manifest

@@ -72,8 +72,8 @@ def refuse_unsupported(args: Any) -> None:
     if args.world_size > 1:
         raise ConfigError(
             f"{args.world_size} processes were started",
-            why="one process drives the machine",
-            remedy="start it without torchrun or accelerate launch",
+            why="trainers drive one process; several take steps together through lohan.attach",
+            remedy="start it without torchrun or accelerate launch, or see docs/ranks.md",
         )
     for name, why in REFUSED_ARGUMENTS.items():
         if getattr(args, name, None):

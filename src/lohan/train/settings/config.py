@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.train.settings import offload
+from lohan.train.settings import adapter, offload
+from lohan.train.settings.adapter import AdapterSettings, adapter_asked
 from lohan.train.settings.argument_names import argument_names
 from lohan.train.settings.config_file import read_file
 from lohan.train.settings.key_aliases import our_name_for
@@ -72,6 +73,7 @@ class TrainConfig:
     sample_prompts: tuple[Prompt, ...] = ()
     task: Task = TASKS["sft"]
     is_streamed: bool = False
+    adapter: AdapterSettings | None = None
     settings: Mapping[str, Setting]
     """Every setting by its dotted name, in the order of the reference."""
 
@@ -184,7 +186,7 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         name = f"offload.{key}"
         found = written[name].origin if name in written else "default"
         settings[name] = Setting(value=value, origin=found)
-    for name, field in fields.items():
+    for name, field in {**adapter.FIELDS, **fields}.items():
         if name in written:
             value = _coerced(name, written[name], field.type)
             settings[name] = Setting(value=value, origin=written[name].origin)
@@ -204,12 +206,23 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         eval_data=_paths(written["eval_data"], "eval_data") if "eval_data" in written else (),
         out=os.path.abspath(os.path.expanduser(_text(written["out"], "out"))),
         offload=places,
-        arguments=arguments,
+        arguments={name: one for name, one in arguments.items() if name in fields},
+        adapter=adapter_asked(arguments),
         sample_prompts=read_prompts(settings["sample_prompts"].value),
         task=task,
         is_streamed=bool(_coerced("streaming", settings["streaming"], bool | None)),
         settings=settings,
     )
+
+
+def written_adapter(written: Mapping[str, Setting]) -> AdapterSettings | None:
+    """The adapter that is written, for plans, which are made without TRL's arguments.
+
+    Raises:
+        ConfigError: a value is not valid.
+    """
+    given = {name: written[name] for name in adapter.FIELDS if name in written}
+    return adapter_asked({k: _coerced(k, one, adapter.FIELDS[k].type) for k, one in given.items()})
 
 
 def _placed(setting: Setting) -> Setting:
@@ -258,7 +271,7 @@ def _refuse_unknown(written: Mapping[str, Setting]) -> None:
     task = _task_of(written)
     names = argument_names(*task.arguments) or argument_fields(task).keys()
     arguments = sorted(names - set(_TAKEN_OVER))
-    known = [*OWN_HELP, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
+    known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
     for key, setting in written.items():
         if key in known:
             continue

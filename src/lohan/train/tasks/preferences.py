@@ -29,6 +29,8 @@ def _call_with_inputs(model: Any, batch: Any) -> Any:
 class PairsMixin(OffloadMixin):
     """Batches have more in them than a model takes."""
 
+    _takes_adapters = False
+
     def _planning_call(self) -> Any:
         return _call_with_inputs
 

@@ -33,6 +33,7 @@ from lohan.errors import CheckpointError, ConfigError
 from lohan.hardware import machine_from
 from lohan.plan.run_room import STATES, DriveRoom, DriveUse, drive_rooms, states_uses
 from lohan.simulate.bottleneck import without_shares
+from lohan.train.adapters.adapting import Adapting, num_written, with_frozen
 from lohan.train.data.data_hash import hash_rows
 from lohan.train.run import resume_point
 from lohan.train.run.disk_reservation import (
@@ -88,6 +89,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     offload: OffloadConfig
     source: ModelSource | None
+    adapting: Adapting
     args: Any
     model: Any
     optimizer: Any
@@ -162,7 +164,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         config = getattr(self.model, "config", None)
         known = self.source.identity if self.source is not None else source_identity(config)
         attention = getattr(config, "_attn_implementation", None)
-        return {**known, "attention": attention, **tokenizer_identity(self.processing_class)}
+        tokenizer = tokenizer_identity(self.processing_class)
+        return {**known, "attention": attention, **tokenizer, **self.adapting.identity()}
 
     def hold_space(self) -> None:
         """Hold room in the output folder for what is still to be written there.
@@ -178,7 +181,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         num_steps = self.state.max_steps or planned_steps(self) or 0  # 0: not counted yet
         return out_uses(
             str(self.out),
-            sum(parameter.numel() for parameter in self.model.parameters()),
+            num_written(self.model),
             num_steps=max(0, num_steps - self.state.global_step),
             archive_steps=self.offload.archive_steps,
             save_total_limit=self.args.save_total_limit,
@@ -239,6 +242,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         first = FirstStates(run=None if run is None else run.run_id)
         if self._archive_to_load is not None:
             first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)
+            trained = with_frozen(self.model, first.weights, self.first_weights)
+            first = replace(first, weights=trained)
         elif run is None:
             first = FirstStates(weights=self.first_weights())
         if first.weights is not None:
@@ -348,6 +353,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
             metadata |= {} if self.source.head is None else {"head": self.source.head}
+        metadata |= self.adapting.sealed(self.model_name)
         sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
         refuse_replaced(self.out, self._out_status)
         self.engine.seal(metadata)
@@ -453,6 +459,10 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         self._export(pathlib.Path(save_directory))
 
     def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
+        if self.adapting.is_on:
+            return self.adapting.export(
+                self.engine, folder, model_name=self.model_name, tokenizer=self.processing_class
+            )
         return export_model(
             self.source if self.source is not None else self.model.config,
             self.engine.weights(),

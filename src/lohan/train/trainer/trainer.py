@@ -23,6 +23,8 @@ import trl
 from lohan.device import torch_device_named
 from lohan.drive.weights.offloaded import note_used_gradients
 from lohan.errors import ConfigError, LohanWarning
+from lohan.train.adapters.adapting import Adapting
+from lohan.train.adapters.kinds import QUANTIZED_BASE, is_adapted
 from lohan.train.data.answer_marks import every_template_marked
 from lohan.train.run.out_folder import locked_folder
 from lohan.train.run.progress import teller
@@ -66,8 +68,7 @@ _RELIED_ON = (
 _REFUSED_PARAMETERS = {
     "model_init": "the model is made once, where its weights lie",
     "optimizer_cls_and_kwargs": "the engine runs AdamW with fp32 states",
-    "quantization_config": "all parameters are trained, none is quantized",
-    "peft_config": "all parameters are trained; adapters would leave the engine little to do",
+    "quantization_config": QUANTIZED_BASE,
 }
 
 
@@ -83,6 +84,7 @@ class OffloadMixin(SavingMixin):
     """Columns of a prepared table with tokens: those of one sequence in order, each way."""
     _head: str | None = None
     """What a model given by name has on top, where that is not what its configuration says."""
+    _takes_adapters = True
 
     def __init__(
         self,
@@ -108,8 +110,17 @@ class OffloadMixin(SavingMixin):
             self.source = model
         elif isinstance(model, str | os.PathLike):
             self.source = open_named(os.fspath(model), args, self._head)
+            self.model_name = os.fspath(model)
         if self.source is not None:
             model = make_named(self.source, args)
+        peft_config = kwargs.get("peft_config")
+        self.adapting = Adapting(model, peft_config, is_named=self.source is not None)
+        if not self._takes_adapters and (peft_config is not None or is_adapted(model)):
+            raise ConfigError(
+                f"{type(self).__name__} does not train adapters",
+                why="only supervised fine-tuning with them has been shown to have TRL's bits",
+                remedy="leave peft_config out and train all parameters",
+            )
         self._prepare_saving()
         self.is_out_held = False
         """Whether whoever made this trainer keeps others out of the output folder already."""
@@ -117,6 +128,7 @@ class OffloadMixin(SavingMixin):
         self._losses: list[float] = []
         self._evaluating: GroupedBatches | None = None
         super().__init__(model=model, **kwargs)
+        self.adapting.finish(self.model)
         self._one_forward = OneForward(self.model)
         if self.args.bf16 or self.args.fp16:
             compute_losses_in_fp32(self.model)
@@ -202,7 +214,9 @@ class OffloadMixin(SavingMixin):
             return torch.float16
         given = "the model is given by its name"
         if self.source is None:
-            found = {parameter.dtype for parameter in self.model.parameters()}
+            # Of an adapter on a base in 16 bits PEFT makes fp32, which masters are.
+            is_all = not is_adapted(self.model)
+            found = {p.dtype for p in self.model.parameters() if is_all or not p.requires_grad}
             if found <= {torch.bfloat16} or found <= {torch.float16}:
                 return cast(torch.dtype, found.pop())
             given = f"the model is in {', '.join(sorted(map(str, found)))}"
@@ -215,7 +229,7 @@ class OffloadMixin(SavingMixin):
     def first_weights(self) -> Iterable[tuple[str, torch.Tensor]] | None:
         """First values of the masters, in the precision they have, one tensor at a time."""
         if self.source is not None:
-            return self.source.tensors()
+            return self.adapting.first_weights(self.source.tensors())
         dtype = self.compute_dtype()
         if all(parameter.dtype == dtype for parameter in self.model.parameters()):
             return None

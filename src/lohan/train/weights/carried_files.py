@@ -84,7 +84,7 @@ def _copy_config(source: ModelSource, out: Path, dtype: torch.dtype, tokenizer: 
                 # Where a row ends is told by it.
                 fields["pad_token_id"] = tokenizer.pad_token_id
         text = json.dumps(fields, indent=2) + "\n"
-    _write(out / "config.json", text)
+    write_text(out / "config.json", text)
 
 
 def _make_config(source: ModelSource, out: Path, dtype: torch.dtype) -> None:
@@ -120,7 +120,8 @@ def _copy_one(copy_to: Callable[[Path, Path], object], path: Path, target: Path)
         raise storage_error(f"{path} cannot be copied", number, path=str(target)) from None
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a small file. Raises StorageError."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from lohan.drive.micro_batch import loss_of
-from lohan.engine.loss import loss_weights
+from lohan.engine.loss import Labels, loss_weights
 from lohan.engine.planning.traced_model import TracedModel
 from lohan.errors import ConfigError
 from support import tiny_models
@@ -39,7 +39,9 @@ def traced(model: torch.nn.Module, example: Any) -> TracedModel:
 def weights_of(model: torch.nn.Module, batches: list[Any], loss_fn: Any = None) -> list[float]:
     watched = traced(model, batches[0])
     return loss_weights(
-        batches, None, counts_first_label=lambda: watched.counts_first_label(batches[0], loss_fn)
+        [Labels.of(batch) for batch in batches],
+        None,
+        counts_first_label=lambda: watched.counts_first_label(batches[0], loss_fn),
     )
 
 

@@ -46,7 +46,7 @@ def test_a_package_that_is_not_there_is_not_guessed_at(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--lora_r", "8"), 'unknown key "lora_r"'),
+        (("--lora_rank", "8"), 'unknown key "lora_rank"'),
         (("--ram", "5Gx"), "'5Gx' is not a size"),
         (("--model", "/no/such/model"), "there is no model at /no/such/model"),
         (("--data", "none.jsonl"), "there is no file none.jsonl"),

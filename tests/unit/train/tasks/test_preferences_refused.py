@@ -3,6 +3,7 @@
 import pathlib
 from typing import Any
 
+import peft
 import pytest
 import trl
 
@@ -37,6 +38,7 @@ def made(kind: Any, config: Any, place: pathlib.Path, **more: Any) -> Any:
         ({"ref_model": object()}, "ref_model is not supported: the reference is the model as it"),
         ({"changes": {"sync_ref_model": True}}, "sync_ref_model is not supported"),
         ({"train_dataset": table(pairs(4)).to_iterable_dataset()}, "train_dataset is a stream"),
+        ({"peft_config": peft.LoraConfig(r=4)}, "DPOTrainer does not train adapters"),
         ({"train_dataset": table([{"images": [], **pairs(1)[0]}])}, "has the column images"),
     ],
 )
