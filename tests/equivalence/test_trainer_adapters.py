@@ -321,19 +321,20 @@ def test_what_is_not_compared_is_refused_by_name_before_anything_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def test_an_adapter_in_an_unexpected_place_is_refused(tmp_path: pathlib.Path) -> None:
+def test_an_adapter_may_be_given_by_its_place(tmp_path: pathlib.Path) -> None:
     tiny_chat.save_model(tmp_path / "model")
     names = list(inspect.signature(trl.SFTTrainer.__init__).parameters)[3:]
     given = {**dict.fromkeys(names), **tables(), "peft_config": KINDS["lora"]()}
     given["optimizers"] = (None, None)
     values = [given[name] for name in names[: names.index("peft_config") + 1]]
-    with pytest.raises(ConfigError, match="peft_config is not given by its name"):
-        SFTTrainer(
-            str(tmp_path / "model"),
-            settings(tmp_path / "out"),
-            *values,
-            offload={"ssd": str(tmp_path / "ssd")},
-        )
+    trainer = SFTTrainer(
+        str(tmp_path / "model"),
+        settings(tmp_path / "out"),
+        *values,
+        offload={"ssd": str(tmp_path / "ssd")},
+    )
+    assert trainer.adapting.is_on
+    trainer.close()
 
 
 def quantized() -> Any:

@@ -227,6 +227,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             self.optimizer._is_overflow = result.is_skipped
 
     def _start_engine(self, run: RunRecord | None) -> Engine:
+        if run is None and self._archive_to_load is None:
+            self._refuse_foreign_out()
         self.create_optimizer()
         make_working_folder(self.out)
         self._out_status = os.stat(self.out)
