@@ -64,6 +64,16 @@ def verify(
         bool,
         typer.Option("--hidden-states", help="A loss on hidden states and router logits, too."),
     ] = False,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            "--ranks",
+            min=1,
+            max=16,
+            help="Processes that train together, on the CPU unless --device says else; compared "
+            "with a plain loop of as many reduction groups.",
+        ),
+    ] = 1,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
@@ -96,8 +106,10 @@ def verify(
             device=device,
             ram_bytes=ram_bytes,
             num_steps=steps,
-            cases=all_cases(counts=micro_batches or (1, 2), reads_states=hidden_states),
+            cases=all_cases(counts=micro_batches or (ranks, 2 * ranks), reads_states=hidden_states),
             report=lambda line: print(line, file=sys.stderr, flush=True),
+            num_ranks=ranks,
+            trust_remote_code=trust_remote_code,
         )
     finally:
         signal.signal(signal.SIGTERM, before)
