@@ -8,9 +8,12 @@ import dataclasses
 import re
 from typing import Any
 
+from lohan.train.settings.adapter import FIELDS as ADAPTER_FIELDS
+from lohan.train.settings.adapter import HELP as ADAPTER_HELP
 from lohan.train.settings.arguments import REFUSED_ARGUMENTS
 from lohan.train.settings.config import LOHAN_DEFAULTS, OWN_HELP, argument_fields
 from lohan.train.settings.offload import HELP as OFFLOAD_HELP
+from lohan.train.settings.tasks import TASKS
 
 _HEAD = """\
 # Configuration
@@ -29,7 +32,8 @@ and LLaMA-Factory are known and answered with the name to write here.
 
 def reference_text() -> str:
     """The whole document."""
-    parts = [_HEAD, _own_part(), _offload_part(), _argument_part(), _refused_part()]
+    parts = [_HEAD, _own_part(), _task_part(), _offload_part(), _adapter_part()]
+    parts += [_argument_part(), _more_part(), _refused_part()]
     return "\n".join(parts)
 
 
@@ -39,11 +43,34 @@ def _own_part() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _task_part() -> str:
+    lines = ["## Tasks", "", "| task | what it trains on | arguments of TRL |", "|---|---|---|"]
+    for task in TASKS.values():
+        defaults = ", ".join(f"`{name}: {_shown(one)}`" for name, one in task.defaults.items())
+        arguments = f"`{task.arguments[1]}`" + (f" with {defaults}" if defaults else "")
+        lines.append(f"| `{task.name}` | {_cell(task.meaning)} | {arguments} |")
+    return "\n".join(lines) + "\n"
+
+
 def _offload_part() -> str:
     lines = ["## The block `offload`", "", "| key | default | meaning |", "|---|---|---|"]
     for name, text in OFFLOAD_HELP.items():
         default = {"ssd": "required", "trace": "`false`"}.get(name, "`null`")
         lines.append(f"| `offload.{name}` | {default} | {_cell(text)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _adapter_part() -> str:
+    lines = [
+        "## An adapter instead of the whole model",
+        "",
+        "Names and defaults are those of TRL's `ModelConfig`; training.md says what is trained.",
+        "",
+        "| key | default | meaning |",
+        "|---|---|---|",
+    ]
+    for name, text in ADAPTER_HELP.items():
+        lines.append(f"| `{name}` | `{_shown(_default(ADAPTER_FIELDS[name]))}` | {_cell(text)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -57,12 +84,34 @@ def _argument_part() -> str:
         "| key | type | default |",
         "|---|---|---|",
     ]
-    for name, field in argument_fields().items():
-        default = f"`{_shown(_default(field))}`"
-        if name in LOHAN_DEFAULTS:
-            default = f"**`{_shown(LOHAN_DEFAULTS[name])}`**"
-        lines.append(f"| `{name}` | {_type(field)} | {default} |")
+    lines += [_argument_row(name, field) for name, field in argument_fields().items()]
     return "\n".join(lines) + "\n"
+
+
+def _more_part() -> str:
+    """What other tasks have besides, or with another default."""
+    known = argument_fields()
+    lines = [
+        "## Arguments of other tasks",
+        "",
+        "What a task has besides those of `SFTConfig`, or with another default. Of those above it",
+        "has not all: what is about packing and which tokens count is of `sft` and `pretrain`.",
+        "",
+        "| task | key | type | default |",
+        "|---|---|---|---|",
+    ]
+    for task in TASKS.values():
+        for name, field in argument_fields(task).items():
+            if name not in known or _default(known[name]) != _default(field):
+                lines.append(f"| `{task.name}` {_argument_row(name, field)}")
+    return "\n".join(lines) + "\n"
+
+
+def _argument_row(name: str, field: "dataclasses.Field[Any]") -> str:
+    default = f"`{_shown(_default(field))}`"
+    if name in LOHAN_DEFAULTS:
+        default = f"**`{_shown(LOHAN_DEFAULTS[name])}`**"
+    return f"| `{name}` | {_type(field)} | {default} |"
 
 
 def _refused_part() -> str:

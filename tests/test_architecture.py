@@ -54,10 +54,12 @@ ORDER = [
     {"paper"},
     {"attaching"},
     {"train.weights"},
+    {"train.adapters"},
     {"train.data"},
     {"train.settings"},
     {"train.run"},
     {"train.trainer"},
+    {"train.tasks"},
     {"train"},
     {"verify", "doctor"},
     {"cli.tables", "cli.reading"},
@@ -66,6 +68,8 @@ ORDER = [
 ROWS = {room: row for row, rooms in enumerate(ORDER) for room in rooms}
 
 MAX_FILES = 15
+# Rooms that have more, until one of their files is found to belong elsewhere.
+MORE_FILES = {"train/weights": 16}
 # Parts that must answer at once: importing them must not import torch.
 WITHOUT_TORCH = [
     "vocabulary",
@@ -141,8 +145,9 @@ FOLDERS = sorted({path.parent for path in MODULES})
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_rooms_stay_small(folder: pathlib.Path) -> None:
-    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(files) <= MAX_FILES, f"{len(files)} files: cut it by concept"
+    files = list(folder.glob("*.py"))
+    most = MORE_FILES.get(folder.relative_to(SOURCE).as_posix(), MAX_FILES)
+    assert len(files) <= most, f"{len(files)} files: cut it by concept"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SOURCE)))

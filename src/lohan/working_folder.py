@@ -42,7 +42,7 @@ def no_run_in(out: pathlib.Path) -> CheckpointError:
     return CheckpointError(
         f"there is no run in {out}",
         why=f"a run leaves {RUN_NAME} there before its first step",
-        remedy="give the output folder of the run to resume, or start without --resume",
+        remedy="give the output folder of the run to resume, or start without resuming",
     )
 
 

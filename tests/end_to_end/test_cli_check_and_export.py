@@ -168,14 +168,6 @@ def test_the_run_is_named_alike_for_every_command(tmp_path: pathlib.Path) -> Non
         assert shown.stdout == f"wrote {tmp_path / 'out' / '_lohan' / 'report.html'}\n"
 
 
-def test_the_older_spelling_of_a_run_is_understood(tmp_path: pathlib.Path) -> None:
-    _, ssd = make_run(tmp_path)
-    words = ["--run", ssd[0] / "lohan-r1", "--out", tmp_path / "out"]
-    assert run_lohan("export", *words).exit_code == 0
-    assert "two runs are named" in run_lohan("export", "r1", *words).stderr
-    assert "no run is named" in run_lohan("export", *words[2:]).stderr
-
-
 def test_of_several_runs_one_has_to_be_named(tmp_path: pathlib.Path) -> None:
     for name in ("r1", "r2"):
         leave_run([tmp_path / "ssd"], name, {"a": torch.ones(3, 3)})
@@ -333,7 +325,7 @@ def test_the_folder_of_a_seal_is_checked_with_its_states(tmp_path: pathlib.Path)
     ("words", "said"),
     [
         (["r1"], "it is not said where the run r1 is"),
-        (["r1", "--dtype", "bf61"], 'write "bf16"'),
+        (["r1", "--dtype", "bf61"], "'bf16', 'fp16', 'fp32'"),
         (["r1", "--shard", "5G"], "is not a size"),
         (["r2", "--ssd", "SSD"], "a run directory is missing"),
     ],

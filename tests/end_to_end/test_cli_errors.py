@@ -274,7 +274,7 @@ def test_real_process_shows_an_error_on_stderr_and_exits_with_2() -> None:
 def test_file_that_fails_while_written_leaves_the_old_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lohan.cli.reading.files import write_text
+    from lohan.whole_file import write_text
 
     path = tmp_path / "out"
     path.write_text("old")

@@ -33,10 +33,22 @@ def test_a_recipe_trains_on_the_answers(
     config = load_config(recipe)
     family = family_of(config.model)
     model = family.save_model(tmp_path / "model")
-    rows = tiny_chat.write_jsonl(tmp_path / "rows.jsonl", [{"messages": family.chat}] * 8)
+    *asked, answer = family.chat
+    worse = [{**answer, "content": "three"}]
+    row = {
+        "sft": {"messages": family.chat},
+        "pairs": {"prompt": asked, "chosen": [answer], "rejected": worse},
+    }[config.task.rows]
+    rows = tiny_chat.write_jsonl(tmp_path / "rows.jsonl", [row] * 8)
     tokenizer = family.tokenizer()
-    prepared = prepare_tokens(load_rows([str(rows)]), tokenizer, make_arguments(config), "m")
-    for row in prepared:
+    prepared = prepare_tokens(
+        load_rows([str(rows)], forms=config.task.rows),
+        tokenizer,
+        make_arguments(config),
+        "m",
+        config.task.trainer_class(),
+    )
+    for row in prepared if config.task.rows == "sft" else ():
         assert shown(row["input_ids"], row["labels"], tokenizer).endswith(family.expected)
     words = ["--model", model, "--data", rows, "--out", tmp_path / "out", "--device", "cpu"]
     words += ["--ssd", tmp_path / "ssd", "--max_steps", "2"]
@@ -68,8 +80,11 @@ def test_the_plan_of_a_recipe_is_about_the_recipe(recipe: pathlib.Path) -> None:
     arguments = config.arguments
     assert config.model.split("/")[-1].lower().startswith(asked["model"])
     batch = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+    batch *= 2 if config.task.rows == "pairs" else 1
     assert int(asked["batch"]) == batch
     assert int(asked["seq"]) == arguments["max_length"]
+    rank = None if config.adapter is None else str(config.adapter.lora_r)
+    assert asked.get("lora_r") == rank
     preset = {"desktop-4090": "1", "workstation-4090": "2"}[asked["machine"]]
     assert int(asked.get("ssds", preset)) == len(config.offload.ssd)
 

@@ -40,6 +40,7 @@ CASES = [
     EngineCase(policy="lohan", max_grad_norm=None),
     EngineCase(policy="zero-infinity", max_grad_norm=None),
     EngineCase(model="gpt2"),
+    EngineCase(model="lora", residents=False, max_grad_norm=None),
 ]
 
 

@@ -10,7 +10,7 @@ from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.paper import policy_named
 from lohan.plan import Plan, Workload
-from lohan.plan.plan_load import planned_load
+from lohan.plan.block_costs import planned_load
 from lohan.simulate import replay, settled_schedule, simulate_plan
 from lohan.simulate.durations import Durations
 from support.best_choices import planned_stage_seconds

@@ -10,7 +10,7 @@ from lohan.model.shape import ModelShape
 from lohan.paper import policy_named
 from lohan.paper.published import activation_ram_bytes
 from lohan.plan import Plan, Workload
-from lohan.plan.plan_load import planned_load
+from lohan.plan.block_costs import planned_load
 from support.best_choices import (
     best_estimate,
     best_stage_seconds,

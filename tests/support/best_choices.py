@@ -13,8 +13,8 @@ from lohan.hardware.machine import Machine
 from lohan.model.shape import INPUT
 from lohan.plan import Plan
 from lohan.plan.activations import swappable_indices
+from lohan.plan.block_costs import traffic_of
 from lohan.plan.cost import Traffic, stage_seconds
-from lohan.plan.plan_load import traffic_of
 from lohan.plan.pools import trained_parameters
 from lohan.vocabulary import Tier
 

@@ -86,7 +86,8 @@ class PlainEngine:
             self.v = {n: torch.zeros_like(t) for n, t in self.masters.items()}
             if moments is not None:
                 for name in self.masters:
-                    self.m[name], self.v[name] = moments(name)
+                    if named[name].requires_grad:
+                        self.m[name], self.v[name] = moments(name)
         for name, parameter in named.items():
             value = self.masters[name].to(parameter.dtype)
             if parameter.device.type == "meta":
@@ -131,7 +132,9 @@ class PlainEngine:
                 store[name] = value.view(parameter.shape)
             parameter.data = self.masters[name].to(parameter.dtype)
             parameter.grad = None
-        tokens = sum(int((batch["labels"] != -100).sum()) for batch in micro_batches)
+        tokens = sum(
+            int((batch.get("labels", batch["input_ids"]) != -100).sum()) for batch in micro_batches
+        )
         written = 12 * sum(p.numel() for p in named.values())
         self.written_bytes += written
         return PlainResult(
@@ -149,11 +152,13 @@ class PlainEngine:
         with torch.no_grad():
             return [loss_fn(self.model, batch).item() for batch in batches]
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.masters.items()
+    def weights(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, master in self.masters.items():
+            if are_frozen_wanted or name in self._group:
+                yield name, master
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        for name in self.m:
+        for name in self._group:
             yield name, self.m[name], self.v[name]
 
     @property

@@ -29,7 +29,7 @@ CHAT_TEMPLATE = """\
 """
 SPECIAL = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 _TEXT = "red green blue one two three sky sea sun moon day night tree stone cat dog"
-_WORDS = _TEXT.split()
+WORDS = _TEXT.split()
 
 
 def tokenizer() -> Any:
@@ -43,7 +43,7 @@ def tokenizer() -> Any:
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([" ".join(_WORDS)] * 4, trainer)
+    made.train_from_iterator([" ".join(WORDS)] * 4, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|pad|>", eos_token="<|end|>")
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -88,7 +88,7 @@ def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
     draw = random.Random(seed)
 
     def words(most: int) -> str:
-        return " ".join(draw.choices(_WORDS, k=draw.randint(1, most)))
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, most)))
 
     return [
         {

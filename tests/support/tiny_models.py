@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import peft
 import torch
 import transformers
 
@@ -57,6 +58,16 @@ def llama(dropout: float) -> torch.nn.Module:
         attention_dropout=dropout,
     )
     return transformers.LlamaForCausalLM(config)
+
+
+def lora(dropout: float) -> torch.nn.Module:
+    """A frozen base with an adapter in every block."""
+    settings = peft.LoraConfig(r=2, lora_alpha=4, lora_dropout=dropout, target_modules="all-linear")
+    made = peft.get_peft_model(llama(dropout), settings)
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:  # zeros, which would keep the gradients of lora_A away
+            torch.nn.init.normal_(parameter, std=0.1)
+    return made
 
 
 def gpt2(dropout: float) -> torch.nn.Module:
@@ -192,6 +203,9 @@ def _dit_batch(seed: int, dtype: torch.dtype) -> dict[str, Any]:
 
 TINY_MODELS = {
     "llama": TinyModel(build=llama, batch=_causal_batch, runs=[_names("model.layers", 3)]),
+    "lora": TinyModel(
+        build=lora, batch=_causal_batch, runs=[_names("base_model.model.model.layers", 3)]
+    ),
     "gpt2": TinyModel(build=gpt2, batch=_causal_batch, runs=[_names("transformer.h", 3)]),
     "qwen3": TinyModel(build=qwen3, batch=_causal_batch, runs=[_names("model.layers", 3)]),
     "t5": TinyModel(

@@ -18,16 +18,15 @@ from typer.core import TyperGroup
 import lohan
 from lohan.cli.check import check
 from lohan.cli.clean import clean
-from lohan.cli.compare import compare
 from lohan.cli.data_preview import data_commands
 from lohan.cli.doctor import doctor
 from lohan.cli.export import export
 from lohan.cli.known_names import machines, models
+from lohan.cli.paper import compare, reproduce
 from lohan.cli.plan import plan
 from lohan.cli.profile import profile
 from lohan.cli.reading.extra_args import FREE_OPTIONS
 from lohan.cli.report import report
-from lohan.cli.reproduce import reproduce
 from lohan.cli.simulate import simulate
 from lohan.cli.train import train
 from lohan.cli.verify import verify
@@ -46,10 +45,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
             return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            show_error(missing_package(error))
-            raise typer.Exit(EXIT_ERROR) from error
-        except (LohanError, OSError, MemoryError, RuntimeError) as error:
+        except (LohanError, ModuleNotFoundError, OSError, MemoryError, RuntimeError) as error:
             told = _as_told(error)
             if told is None:
                 raise
@@ -61,6 +57,8 @@ def _as_told(error: Exception) -> LohanError | None:
     """What a command failed with in our words, where the system refused it; None: a mistake."""
     if isinstance(error, LohanError):
         return error
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error)
     if isinstance(error, OSError):
         from lohan.ssd.engines.storage_errors import storage_error
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.reading.options import JsonOption, RunSsdOption
+from lohan.cli.reading.options import JsonOption, RunSsdOption, TrustOption
 
 EXIT_DAMAGED = 1
 
@@ -27,9 +27,7 @@ def check(
     quick: Annotated[
         bool, typer.Option("--quick", help="Of a model: headers only, not every value.")
     ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
     """Check that a model, copies of states beside it, or the sealed states of a run are whole."""

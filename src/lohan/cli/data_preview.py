@@ -29,7 +29,7 @@ def preview(
     """Show rendered rows with the loss mask, token counts, and what max_length cuts off.
 
     Training arguments that matter are given as for `lohan train`: --max_length 2048,
-    --assistant_only_loss true, --chat_template_path FILE.
+    --assistant_only_loss true, --chat_template_path FILE, --task dpo.
     """
     import tempfile
 
@@ -56,10 +56,11 @@ def preview(
         args = make_arguments(config)
         refuse_impossible(args)
         text_column = config.arguments.get("dataset_text_field")
-        found = load_rows([file], text_column=text_column)
+        task = config.task
+        found = load_rows([file], text_column=text_column, forms=task.rows)
         place = find_place(model, wanted=(*CONFIGURATION, *TOKENIZER))
         tokenizer = load_tokenizer(place, args)
-        prepared = prepare_tokens(found, tokenizer, args, model)
+        prepared = prepare_tokens(found, tokenizer, args, model, task.trainer_class())
         shown = preview_rows(prepared, tokenizer, num_shown=rows, max_length=args.max_length)
     _print(shown, found.format_name, console())
 
@@ -69,7 +70,7 @@ def _print(shown: Any, format_name: str, console: Any) -> None:
 
     for row in shown.rows:
         console.print(
-            f"row {row.number}: {row.num_tokens} tokens, {row.num_trained_tokens} with loss",
+            f"{row.name}: {row.num_tokens} tokens, {row.num_trained_tokens} with loss",
             style="bold",
         )
         text = Text()

@@ -5,11 +5,12 @@ leaves nothing behind. Exit code 0: ready. 1: not ready.
 """
 
 import pathlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lohan.cli.reading.options import JsonOption
+from lohan.cli.reading.options import DeviceOption, JsonOption
 
 if TYPE_CHECKING:
     from lohan.doctor import Examination
@@ -22,10 +23,7 @@ def doctor(
         list[pathlib.Path] | None,
         typer.Option("--ssd", help="An SSD directory to check; may be given several times."),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="cuda, cuda:1, cpu or emulated. [default: a GPU if any]"),
-    ] = None,
+    device: DeviceOption = None,
     report: Annotated[
         bool,
         typer.Option("--report", help="Print plain text without personal paths, for a bug report."),
@@ -54,15 +52,7 @@ def doctor(
 def _fields(found: "Examination") -> dict[str, object]:
     return {
         "is_ready": found.is_ready,
-        "findings": [
-            {
-                "name": one.name,
-                "found": one.found,
-                "level": one.level.value,
-                "remedy": one.remedy or None,
-            }
-            for one in found.findings
-        ],
+        "findings": [{**asdict(one), "remedy": one.remedy or None} for one in found.findings],
     }
 
 

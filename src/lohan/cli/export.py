@@ -5,21 +5,28 @@ Owns the options and what is printed. The work is `lohan.train.run.sealed_runs`'
 
 import pathlib
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from lohan.cli.reading.options import JsonOption, RunArgument, RunSsdOption
+from lohan.cli.reading.options import JsonOption, RunArgument, RunSsdOption, TrustOption
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+class _Dtype(StrEnum):
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+_TORCH_NAMES = {_Dtype.BF16: "bfloat16", _Dtype.FP16: "float16", _Dtype.FP32: "float32"}
 
 
 def export(
+    run: RunArgument,
     out: Annotated[
         pathlib.Path, typer.Option("--out", "-o", help="A directory that is not there yet.")
     ],
-    run: RunArgument = "",
-    named_run: Annotated[str, typer.Option("--run", hidden=True)] = "",
     ssd: RunSsdOption = None,
     model: Annotated[
         str | None,
@@ -28,47 +35,38 @@ def export(
         ),
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="bf16, fp16 or fp32. [default: what the run computes in]"),
+        _Dtype | None, typer.Option("--dtype", help="[default: what the run computes in]")
     ] = None,
     shard: Annotated[
         str, typer.Option("--shard", help="The largest size of a weights file, with its unit.")
     ] = "5GB",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    trust_remote_code: TrustOption = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Write the base with the run's adapter merged in.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write the model of a run's last seal, for from_pretrained; streams, needs little RAM."""
+    """Write the model of a run's last seal, for from_pretrained; streams, needs little RAM.
+
+    Of a run with an adapter (LoRA) it is the adapter alone, for PeftModel.from_pretrained.
+    """
     from lohan.cli.reading.request import parse_size
     from lohan.cli.tables.output import console, print_json
-    from lohan.errors import ConfigError, nearest_names
     from lohan.units import format_bytes
 
-    if bool(run) == bool(named_run):  # the option is the spelling of older releases
-        raise ConfigError(
-            "two runs are named" if run else "no run is named",
-            why="the model of one run is written",
-            remedy="write lohan export RUN --out DIR",
-        )
-    if dtype is not None and dtype not in _DTYPES:
-        raise ConfigError(
-            f"{dtype!r} is not a type to export in",
-            why=f"weights are written as {', '.join(_DTYPES)}",
-            remedy=nearest_names(dtype, _DTYPES),
-        )
     max_shard_bytes = parse_size(shard, "--shard")
     import torch
 
     from lohan.train.run.sealed_runs import export_run, find_run
 
     report = export_run(
-        find_run(run or named_run, ssd or []),
+        find_run(run, ssd or []),
         out,
         model=model,
-        dtype=getattr(torch, _DTYPES[dtype]) if dtype is not None else None,
+        dtype=getattr(torch, _TORCH_NAMES[dtype]) if dtype is not None else None,
         max_shard_bytes=max_shard_bytes,
         trust_remote_code=trust_remote_code,
+        should_merge_adapter=merged,
         progress=ProgressLine() if sys.stderr.isatty() and not json else None,
     )
     if json:

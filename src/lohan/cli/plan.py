@@ -66,8 +66,8 @@ def plan(
     """Say whether a fine-tune fits, how long it takes, what it wears and what to change.
 
     Settings may be written as for training, in RUN.yaml or as --per_device_train_batch_size 2,
-    --gradient_accumulation_steps 16, --max_length 2048, --max_grad_norm 0. What a run would do
-    with its own rows is told by lohan train --dry-run.
+    --gradient_accumulation_steps 16, --max_length 2048, --max_grad_norm 0; --lora_r 16 plans an
+    adapter. What a run would do with its own rows is told by lohan train --dry-run.
 
     Exit code 0: it fits. 1: it does not. 2: the request cannot be met.
     """
@@ -95,6 +95,7 @@ def plan(
         clip=words.clip if clip is None else clip,
         num_directories=len(ssd or words.ssd) or None,
         rated_lives_bytes=words.rated_lives_bytes,
+        adapter=words.adapter,
     )
     num_tokens = (
         words.num_steps * request.workload.num_tokens

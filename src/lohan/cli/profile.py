@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.reading.options import ForceOption, JsonOption
+from lohan.cli.reading.options import DeviceOption, ForceOption, JsonOption
 
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -21,10 +21,7 @@ def profile(
         list[pathlib.Path],
         typer.Option("--ssd", help="An SSD directory, one per drive; may be given several times."),
     ],
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="cuda, cuda:1, cpu or emulated. [default: a GPU if any]"),
-    ] = None,
+    device: DeviceOption = None,
     ram: Annotated[
         str | None,
         typer.Option("--ram", help="RAM to plan with: 48GiB. [default: what is free]"),
@@ -56,12 +53,13 @@ def profile(
 
     Exit code 0: measured or kept figures are shown. 2: the request cannot be met.
     """
-    from lohan.cli.reading.files import check_outputs, write_text
+    from lohan.cli.reading.files import check_outputs
     from lohan.cli.reading.request import parse_size
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.profile_tables import show_profile
     from lohan.measure import measuring_bar, profile_machine
     from lohan.simulate.answers.machine_meaning import meaning_of
+    from lohan.whole_file import write_text
 
     check_outputs([out], force=force)
     ram_bytes = None if ram is None else parse_size(ram, "--ram")

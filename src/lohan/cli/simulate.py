@@ -66,7 +66,7 @@ def simulate(
 
     Exit code 0: done. 1: it does not fit, nothing is written. 2: the request cannot be met.
     """
-    from lohan.cli.reading.files import check_outputs, write_text
+    from lohan.cli.reading.files import check_outputs
     from lohan.cli.reading.request import OTHER_POLICIES, check_steps, parse_tokens, request_of
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.plan_tables import show_answer
@@ -74,6 +74,7 @@ def simulate(
     from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
     from lohan.simulate.choose import Judge
     from lohan.simulate.timeline import timeline_of
+    from lohan.whole_file import write_text
 
     check_steps(steps)
     check_outputs((trace, svg, schedule), force=force)

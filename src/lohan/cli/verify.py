@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lohan.cli.reading.options import JsonOption
+from lohan.cli.reading.options import DeviceOption, JsonOption, TrustOption
 
 if TYPE_CHECKING:
     from lohan.verify import CaseResult, SmallCopy, Verification
@@ -38,10 +38,7 @@ def verify(
             "there. [default: a temporary directory]",
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="cuda, cuda:1, cpu or emulated. [default: a GPU if any]"),
-    ] = None,
+    device: DeviceOption = None,
     steps: Annotated[
         int, typer.Option("--steps", min=1, max=1000, help="Optimizer steps per case.")
     ] = _DEFAULT_STEPS,
@@ -74,9 +71,7 @@ def verify(
             "with a plain loop of as many reduction groups.",
         ),
     ] = 1,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
     """Train a small copy of a model offloaded and in memory, and compare every bit.

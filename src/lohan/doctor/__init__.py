@@ -4,7 +4,6 @@ Owns the looking and the wording. Imported by the commands. Never repairs anythi
 """
 
 from lohan.doctor.checks import examine
-from lohan.doctor.finding import Examination, Finding, Level
-from lohan.doctor.report_text import report_text
+from lohan.doctor.finding import Examination, Finding, Level, report_text
 
 __all__ = ["Examination", "Finding", "Level", "examine", "report_text"]

@@ -6,6 +6,7 @@ nothing. Called by `checks`.
 
 import os
 import platform
+import re
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -122,18 +123,11 @@ def wanted_versions() -> dict[str, tuple[str, ...]]:
         requirement, _, marker = line.partition(";")
         if marker.strip() not in ("", 'extra == "models"', 'extra == "train"'):
             continue
-        name = "".join(_leading_name(requirement.strip()))
-        ranges = requirement.strip()[len(name) :].strip()
-        if ranges and not ranges.startswith("["):
+        found = re.fullmatch(r"([\w.-]+)\s*([<>=!~].*)", requirement.strip())
+        if found is not None:
+            name, ranges = found.groups()
             wanted[name] = (*wanted.get(name, ()), ranges)
     return wanted
-
-
-def _leading_name(text: str) -> Iterator[str]:
-    for letter in text:
-        if not (letter.isalnum() or letter in "-_."):
-            return
-        yield letter
 
 
 def _package(name: str, ranges: tuple[str, ...]) -> Finding:

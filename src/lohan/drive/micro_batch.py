@@ -286,6 +286,15 @@ class BlockInterceptor:
         if micro_batch.absence is not None:
             # It left nothing out: what it waited for was needed before the blocks that follow.
             raise micro_batch.absence
+        if module is self._modules[0]:
+            raise ConfigError(
+                f"micro-batch {micro_batch.index} called the model again: block {called} after "
+                f"{self._names[passed - 1]}, within one loss",
+                why="the weights of a block are there once in a pass, and gone when the next one "
+                "runs",
+                remedy="put what both calls are given into one batch, and take the outputs apart; "
+                "what needs no gradient can be computed before the step (engine.evaluate)",
+            )
         raise ConfigError(
             f"micro-batch {micro_batch.index} called block {called} after "
             f"{self._names[passed - 1]}",

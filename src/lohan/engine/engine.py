@@ -152,11 +152,14 @@ class Engine:
                 losses += [float(loss) for loss in found]
         return losses
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter's name and fp32 master, one at a time, from SSD. Among ranks all of them
-        ask, to the end, and each gets all."""
+    def weights(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter's name and fp32 master, one at a time, from SSD; or the trained ones.
+
+        Among ranks all of them ask, to the end, and each gets all.
+        """
         self.synchronize()
-        setup, found = self._setup, self._setup.store.masters()
+        setup = self._setup
+        found = setup.store.masters(are_frozen_wanted=are_frozen_wanted)
         if setup.peers.num_ranks > 1:
             found = whole_tensors(  # type: ignore[assignment]
                 setup.peers, setup.layout, found, count=1

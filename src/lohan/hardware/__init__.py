@@ -3,7 +3,7 @@
 Owns `Machine` and its file. Imported by all that plans or measures. Never measures: `measure` does.
 """
 
-from lohan.hardware.limits import AvailableRam, available_ram_bytes, is_bound_by_locking
+from lohan.hardware.limits import AvailableRam
 from lohan.hardware.machine import Gpu, Machine, Ssd, SsdPath
 from lohan.hardware.presets import MACHINE_NAMES, machine_from, machine_named
 
@@ -14,8 +14,6 @@ __all__ = [
     "Machine",
     "Ssd",
     "SsdPath",
-    "available_ram_bytes",
-    "is_bound_by_locking",
     "machine_from",
     "machine_named",
 ]

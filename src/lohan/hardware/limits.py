@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lohan.errors import HardwareError, LohanError
+from lohan.hardware.this_host import sizes_in, text_of
 from lohan.units import KIB, MIB, format_bytes
 
 # Version 1 writes "no limit" as the largest multiple of a page below 2**63.
@@ -88,17 +89,12 @@ def is_bound_by_locking(pinner: Pinner) -> bool:
     already, nothing can be pinned and no limit says how much. Runs on: the caller, while nothing
     else locks memory. May block: no.
     """
-    memory = mmap.mmap(-1, _PROBED_BYTES)
-    view = memoryview(memory)
-    try:
-        address = _address_of(view)
+    with mmap.mmap(-1, _PROBED_BYTES) as memory, memoryview(memory) as view:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         if not _can_pin(pinner, address):
             return False
         with _lowered_limit(_PROBED_LIMIT_BYTES):
             return not _can_pin(pinner, address)
-    finally:
-        view.release()
-        memory.close()
 
 
 def _can_pin(pinner: Pinner, address: int) -> bool:
@@ -123,16 +119,12 @@ def _lowered_limit(limit_bytes: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
 
 
-def _address_of(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
 # The machine ---------------------------------------------------------------------------------
 
 
 def _of_the_machine(root: pathlib.Path) -> _Bound:
     path = root / "proc/meminfo"
-    sizes = _sizes_in(path)
+    sizes = sizes_in(path)
     available_bytes = sizes.get("MemAvailable")
     if available_bytes is None:
         raise HardwareError(
@@ -146,24 +138,6 @@ def _of_the_machine(root: pathlib.Path) -> _Bound:
         available_bytes=available_bytes,
         reason=f"{format_bytes(available_bytes)}{of} of RAM are available",
     )
-
-
-def _sizes_in(path: pathlib.Path) -> dict[str, int]:
-    """Lines of the form `Name:  123 kB`."""
-    sizes = {}
-    for line in _text_of(path).splitlines():
-        name, _, value = line.partition(":")
-        words = value.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
-            sizes[name.strip()] = int(words[0]) * KIB
-    return sizes
-
-
-def _text_of(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 # Control groups ------------------------------------------------------------------------------
@@ -194,7 +168,7 @@ _VERSION_2 = _Files(
 
 def _of_cgroups(root: pathlib.Path) -> Iterator[_Bound]:
     """A bound for every group with a limit, from the one of this process up to the top."""
-    for line in _text_of(root / "proc/self/mountinfo").splitlines():
+    for line in text_of(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         mount, kind = before.split(), after.split()
         if len(mount) < 5 or not kind or kind[0] not in ("cgroup", "cgroup2"):
@@ -222,7 +196,7 @@ def _of_cgroups(root: pathlib.Path) -> Iterator[_Bound]:
 
 def _place_in(root: pathlib.Path, is_second: bool) -> str | None:
     """Path of this process's group in the hierarchy that counts memory."""
-    for line in _text_of(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if is_second and number == "0" and not controllers:
@@ -240,7 +214,7 @@ def _of_group(directory: pathlib.Path, files: _Files) -> _Bound | None:
         return None
     limit_bytes = min(known)
     droppable = 0
-    for line in _text_of(directory / "memory.stat").splitlines():
+    for line in text_of(directory / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in files.droppable and value.strip().isdigit():
             droppable += int(value)
@@ -254,7 +228,7 @@ def _of_group(directory: pathlib.Path, files: _Files) -> _Bound | None:
 
 
 def _number_in(path: pathlib.Path) -> int | None:
-    text = _text_of(path).strip()
+    text = text_of(path).strip()
     return int(text) if text.isdigit() else None
 
 
@@ -263,7 +237,7 @@ def _number_in(path: pathlib.Path) -> int | None:
 
 def _soft_limits(root: pathlib.Path) -> dict[str, int]:
     limits = {}
-    for line in _text_of(root / "proc/self/limits").splitlines():
+    for line in text_of(root / "proc/self/limits").splitlines():
         # Columns are padded: the name has 25 characters and single blanks inside.
         name, words = line[:25].strip(), line[25:].split()
         if words and words[0].isdigit():
@@ -272,7 +246,7 @@ def _soft_limits(root: pathlib.Path) -> dict[str, int]:
 
 
 def _of_the_process(root: pathlib.Path) -> Iterator[_Bound]:
-    limits, held = _soft_limits(root), _sizes_in(root / "proc/self/status")
+    limits, held = _soft_limits(root), sizes_in(root / "proc/self/status")
     for name, used, option in (
         ("Max address space", "VmSize", "-v"),
         ("Max data size", "VmData", "-d"),
@@ -287,9 +261,9 @@ def _lockable_bytes(root: pathlib.Path) -> int | None:
     limit_bytes = _soft_limits(root).get("Max locked memory")
     if limit_bytes is None:
         return None
-    for line in _text_of(root / "proc/self/status").splitlines():
+    for line in text_of(root / "proc/self/status").splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff" and int(value.strip() or "0", 16) >> _LOCKING_CAPABILITY & 1:
             return None
-    locked = _sizes_in(root / "proc/self/status").get("VmLck", 0)
+    locked = sizes_in(root / "proc/self/status").get("VmLck", 0)
     return max(0, limit_bytes - locked)

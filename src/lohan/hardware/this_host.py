@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
+from lohan.units import KIB
 
 PROFILES = "profile-*.json"
 
@@ -89,11 +90,18 @@ def cpu_model(root: pathlib.Path = pathlib.Path("/")) -> str:
 
 def ram_total_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
     """All main memory; 0 where the system does not say."""
-    for line in text_of(root / "proc/meminfo").splitlines():
-        words = line.split()
-        if words[:1] == ["MemTotal:"] and len(words) > 1 and words[1].isdigit():
-            return int(words[1]) * 1024
-    return 0
+    return sizes_in(root / "proc/meminfo").get("MemTotal", 0)
+
+
+def sizes_in(path: pathlib.Path) -> dict[str, int]:
+    """Bytes by name, of lines of the form `Name:  123 kB`."""
+    sizes = {}
+    for line in text_of(path).splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
+            sizes[name.strip()] = int(words[0]) * KIB
+    return sizes
 
 
 def text_of(path: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""From a configuration, a known name or a module to a traced `ModelShape`.
+"""From a configuration or a known name to a traced `ModelShape`.
 
 Owns building modules without memory (on the `meta` device) and choosing how they are traced. Never
 downloads and never runs code that comes with a configuration. Imports torch at once, transformers
@@ -23,7 +23,10 @@ from lohan.model.public_models import PAPER_DITS, PAPER_GPTS, PUBLIC_MODELS
 from lohan.model.shape import ModelShape
 
 CONFIG_PLACES = ("config.json", "transformer/config.json", "unet/config.json")
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+Adapted = Callable[[nn.Module], nn.Module]
+"""Puts adapters on a model that is on the meta device."""
+_DTYPE = torch.bfloat16
+"""What weights and activations are computed in."""
 
 
 def build_known(name: str) -> nn.Module:
@@ -43,48 +46,20 @@ def build_known(name: str) -> nn.Module:
         return kind(num_layers=paper.num_layers, num_heads=paper.num_heads, hidden=paper.hidden)
 
 
-def trace_known(name: str, *, dtype: str = "bf16") -> ModelShape:
-    """Trace a known model anew; what is shipped for it is exactly this for `bf16`."""
+def trace_known(name: str, *, adapted: Adapted | None = None) -> ModelShape:
+    """Trace a known model anew; what is shipped for it is exactly this, without adapters."""
     known = PUBLIC_MODELS.get(name) or PAPER_GPTS.get(name) or PAPER_DITS[name]
+    model = build_known(name)
     return _trace(
-        build_known(name),
+        model if adapted is None else adapted(model),
         name=name,
-        dtype=dtype,
-        should_assume_flash=True,
         nominal_parameters=known.nominal_parameters,
     )
 
 
-def shape_of_module(
-    model: nn.Module,
-    *,
-    sequence: int | None,
-    inputs: Callable[..., dict[str, Any]] | None,
-    dtype: str,
+def shape_of_path(
+    path: pathlib.Path, *, sequence: int | None, adapted: Adapted | None = None
 ) -> ModelShape:
-    """Trace a user's module as it is: its training mode, and the operators of its device.
-
-    Raises:
-        ConfigError: if it is no module, or cannot be traced.
-    """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"{type(model).__name__} is not a model",
-            why="a name, a path or a torch.nn.Module was expected",
-            remedy="pass one of these",
-        )
-    devices = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
-    return _trace(
-        model,
-        name=type(model).__name__,
-        dtype=dtype,
-        device=devices.pop() if len(devices) == 1 else torch.device("cpu"),
-        inputs=inputs,
-        sequence=sequence,
-    )
-
-
-def shape_of_path(path: pathlib.Path, *, sequence: int | None, dtype: str) -> ModelShape:
     """Trace the model a configuration file or folder describes.
 
     Raises:
@@ -95,10 +70,8 @@ def shape_of_path(path: pathlib.Path, *, sequence: int | None, dtype: str) -> Mo
     model = (_from_diffusers if is_diffusers else _from_transformers)(settings, str(file))
     name = file.parent.name if file.name == "config.json" else file.stem
     return _trace(
-        model,
+        model if adapted is None else adapted(model),
         name=name or type(model).__name__,
-        dtype=dtype,
-        should_assume_flash=True,
         sequence=sequence,
     )
 
@@ -107,31 +80,20 @@ def _trace(
     model: nn.Module,
     *,
     name: str,
-    dtype: str,
-    device: torch.device | None = None,
-    should_assume_flash: bool = False,
-    inputs: Callable[..., dict[str, Any]] | None = None,
     sequence: int | None = None,
     nominal_parameters: float | None = None,
 ) -> ModelShape:
-    if dtype not in _DTYPES:
-        raise ConfigError(
-            f"{dtype!r} is not a compute dtype",
-            why=f"known are {', '.join(_DTYPES)}",
-            remedy="use bf16",
-        )
     num_positions = _num_positions(model)
     check_sequence(name, sequence, num_positions)
-    make_inputs, is_fixed = inputs_for(model, _DTYPES[dtype], inputs)
+    make_inputs, is_fixed = inputs_for(model, _DTYPE)
     return trace_shape(
         model,
         make_inputs,
         name=name,
-        dtype=_DTYPES[dtype],
-        device=device,
+        dtype=_DTYPE,
         longest_sequence=num_positions,
         is_sequence_fixed=is_fixed,
-        should_assume_flash=should_assume_flash,
+        should_assume_flash=True,
         nominal_parameters=nominal_parameters,
     )
 
@@ -193,8 +155,7 @@ def _from_transformers(settings: dict[str, Any], where: str) -> nn.Module:
             raise ConfigError(
                 f"{where} has the model_type {model_type!r}",
                 why=f"transformers {transformers.__version__} knows no such model",
-                remedy="check the spelling, or install a transformers that knows it; pass the "
-                "module itself if its code is your own",
+                remedy="check the spelling, or install a transformers that knows it",
             )
         kind = transformers.CONFIG_MAPPING[model_type]
         config = kind.from_dict({key: v for key, v in settings.items() if key != "auto_map"})
@@ -248,6 +209,5 @@ def _building(where: str, package: str) -> Iterator[None]:
         raise ConfigError(
             f"{where} does not make a model with {package}",
             why=f"{type(error).__name__}: {reason}",
-            remedy=f"check the configuration, and that this {package} knows the model; pass the "
-            "module itself if its code is your own",
+            remedy=f"check the configuration, and that this {package} knows the model",
         ) from error

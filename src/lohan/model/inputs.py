@@ -5,7 +5,6 @@ matter, only shapes and dtypes. Imports torch; called by `configs`.
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,21 +28,18 @@ _PACKED_TOKENS = 64 * 64
 _VIDEO_LATENTS = (21, 60, 104)
 
 
-def inputs_for(
-    model: nn.Module, dtype: torch.dtype, given: Callable[..., dict[str, Any]] | None = None
-) -> tuple[MakeInputs, bool]:
+def inputs_for(model: nn.Module, dtype: torch.dtype) -> tuple[MakeInputs, bool]:
     """Return how to make a model's inputs, and whether its sequence length is fixed.
 
     Args:
         model: whose forward is to be called.
         dtype: of floating inputs.
-        given: the user's own function of (batch, sequence), or of (batch) alone.
 
     Raises:
-        ConfigError: if none is given and the forward is not one that is understood.
+        ConfigError: if the forward is not one that is understood.
     """
-    if given is not None:
-        return _given(given)
+    if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+        model = model.get_base_model()  # type: ignore[operator] # PEFT's hands all on to it
     accepted = inspect.signature(model.forward).parameters
     if "input_ids" in accepted:
         return _language(model, accepted), False
@@ -55,21 +51,7 @@ def inputs_for(
     raise ConfigError(
         f"it is not known what to call {type(model).__name__} with",
         why=f"its forward takes {', '.join(accepted) or 'nothing'}, not input_ids",
-        remedy="pass inputs=, a function of batch and sequence length that returns its keyword "
-        "arguments",
-    )
-
-
-def _given(given: Callable[..., dict[str, Any]]) -> tuple[MakeInputs, bool]:
-    num_arguments = len(inspect.signature(given).parameters)
-    if num_arguments == 2:
-        return given, False
-    if num_arguments == 1:
-        return lambda batch, sequence: given(batch), True
-    raise ConfigError(
-        f"inputs= takes {num_arguments} arguments",
-        why="it is called with a batch and a sequence length, or with a batch alone",
-        remedy="write it as inputs=lambda batch, sequence: {...}",
+        remedy="attach the module with a batch of its own: lohan.attach(..., example=...)",
     )
 
 
@@ -122,7 +104,7 @@ def _diffusion(
         raise ConfigError(
             f"the configuration of {kind} has no in_channels",
             why="the size of its input is not known",
-            remedy="load the module and pass it with inputs=",
+            remedy="add it to the configuration",
         )
 
     def make(batch: int, sequence: int) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """From what a user writes for a model to its `ModelShape`.
 
-Owns the reading of names, paths and modules, and the shapes shipped as files for the known names,
+Owns the reading of names and paths, and the shapes shipped as files for the known names,
 so that planning them, and searching them for what fits, needs no torch. Tracing is imported only
 when something has to be traced. Called by the commands, the planner's tests and the engine.
 """
 
 import difflib
 import pathlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lohan.errors import ConfigError
 from lohan.model.public_models import (
@@ -23,8 +24,6 @@ from lohan.model.public_models import (
 from lohan.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
 _TUNED = ("-instruct", "-base", "-chat")
@@ -36,23 +35,19 @@ def known_names() -> tuple[str, ...]:
 
 
 def shape_of(
-    model: "str | pathlib.Path | nn.Module",
+    model: str | pathlib.Path,
     *,
     sequence: int | None = None,
-    inputs: "Callable[..., dict[str, Any]] | None" = None,
-    dtype: str = "bf16",
+    adapted: "Callable[[nn.Module], nn.Module] | None" = None,
 ) -> ModelShape:
     """Return what a model needs.
 
     Args:
         model: a known name in any case (`gpt-13b`, `Llama-3.1-8B`, also with its owner in front);
-            a transformers `config.json` or its folder; a diffusers transformer or pipeline folder;
-            or a module on any device, of which only the structure is used.
+            a transformers `config.json` or its folder; a diffusers transformer or pipeline folder.
         sequence: the longest sequence that will be used. The paper's GPTs get positions for it; a
             model that cannot take it is refused.
-        inputs: for a module whose forward does not take `input_ids`: makes its keyword arguments
-            from a batch and a sequence length, or from a batch alone where the length is fixed.
-        dtype: `bf16`, `fp16` or `fp32`, what weights and activations are computed in.
+        adapted: puts adapters on a model, which is then traced with them.
 
     Raises:
         ConfigError: for an unknown name, a file that is no configuration, a sequence the model
@@ -64,16 +59,6 @@ def shape_of(
             why="it is below 1",
             remedy="give 1 or more",
         )
-    if not isinstance(model, str | pathlib.Path):
-        from lohan.model.configs import shape_of_module
-
-        return shape_of_module(model, sequence=sequence, inputs=inputs, dtype=dtype)
-    if inputs is not None:
-        raise ConfigError(
-            f"inputs= was given with {str(model)!r}",
-            why="it has no effect for a name or a file",
-            remedy="leave it out, or pass the module itself",
-        )
     path = pathlib.Path(model).expanduser()
     name = canonical_name(str(model))
     if name is None:
@@ -81,13 +66,14 @@ def shape_of(
             raise _unknown(str(model))
         from lohan.model.configs import shape_of_path
 
-        return shape_of_path(path, sequence=sequence, dtype=dtype)
-    if dtype == "bf16":
-        shape = ModelShape.from_json(_shipped(name).read_text(encoding="utf-8"))
+        return shape_of_path(path, sequence=sequence, adapted=adapted)
+    if adapted is None:
+        shipped = resources.files("lohan.model") / "shapes" / f"{name}.json"
+        shape = ModelShape.from_json(shipped.read_text(encoding="utf-8"))
     else:
         from lohan.model.configs import trace_known
 
-        shape = trace_known(name, dtype=dtype)
+        shape = trace_known(name, adapted=adapted)
     return _with_sequence(shape, name, sequence)
 
 
@@ -105,10 +91,6 @@ def canonical_name(text: str) -> str | None:
         if spelling in PAPER_GPTS or spelling in PAPER_DITS or spelling in PUBLIC_MODELS:
             return spelling
     return None
-
-
-def _shipped(name: str) -> Any:
-    return resources.files("lohan.model") / "shapes" / f"{name}.json"
 
 
 def _with_sequence(shape: ModelShape, name: str, sequence: int | None) -> ModelShape:

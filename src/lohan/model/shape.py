@@ -15,6 +15,7 @@ from msgspec import Struct, to_builtins
 
 from lohan.errors import ConfigError
 from lohan.fields import read_json
+from lohan.units import format_count
 
 INPUT = -1
 """Stands in `OperatorShape.inputs` for whatever enters the block from outside."""
@@ -200,6 +201,18 @@ class ModelShape:
         """Parameters of the model, each tied one counted once."""
         counts = Counter(self.sequence_of_kinds)
         return sum(self.kinds[kind].num_parameters * count for kind, count in counts.items())
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Those of `num_parameters` that are not frozen."""
+        return self.num_parameters - sum(kind.num_frozen_parameters for kind in self.blocks)
+
+    @property
+    def in_words(self) -> str:
+        """How many parameters there are, and how many are trained if not all."""
+        trained, count = self.num_trained_parameters, self.num_parameters
+        some = f", {format_count(trained)} of them trained" if trained < count else ""
+        return f"{format_count(count)} parameters{some}"
 
     def to_json(self) -> str:
         """Return the shape as JSON text: sorted keys, one operator per line, final newline."""

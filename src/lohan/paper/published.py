@@ -210,39 +210,21 @@ class _Recipe:
             )
             / self.shape.dtype_bytes
         )
+        in_flight = per_block * largest.num_parameters
+        states = footprint.gpu_bytes_per_model_parameter * self.shape.num_parameters
+        logits = footprint.gpu_logits_bytes * num_logits
+        fixed = _fixed_ram_bytes(self.system, self.shape)
+        swapped = in_ram * footprint.ram_bytes_per_activation_byte
         lines = [
             line(
-                Tier.GPU,
-                "weights and gradients of the blocks in flight",
-                per_block * largest.num_parameters,
-                _SMALLER_MODEL,
+                Tier.GPU, "weights and gradients of the blocks in flight", in_flight, _SMALLER_MODEL
             ),
-            line(
-                Tier.GPU,
-                "states kept on the GPU",
-                footprint.gpu_bytes_per_model_parameter * self.shape.num_parameters,
-                _SMALLER_MODEL,
-            ),
+            line(Tier.GPU, "states kept on the GPU", states, _SMALLER_MODEL),
             line(Tier.GPU, "activations of one block", working, _SMALLER_BATCH, is_constant=True),
-            line(
-                Tier.GPU,
-                "logits of the loss",
-                footprint.gpu_logits_bytes * num_logits,
-                _SMALLER_BATCH,
-            ),
+            line(Tier.GPU, "logits of the loss", logits, _SMALLER_BATCH),
             line(Tier.GPU, "activations kept", on_gpu, _SMALLER_BATCH),
-            line(
-                Tier.RAM,
-                "buffers and states",
-                _fixed_ram_bytes(self.system, self.shape),
-                "use a smaller model or more RAM",
-            ),
-            line(
-                Tier.RAM,
-                "swapped activations",
-                in_ram * footprint.ram_bytes_per_activation_byte,
-                _SMALLER_BATCH,
-            ),
+            line(Tier.RAM, "buffers and states", fixed, "use a smaller model or more RAM"),
+            line(Tier.RAM, "swapped activations", swapped, _SMALLER_BATCH),
             line(Tier.SSD, "swapped activations", on_ssd, _SMALLER_BATCH),
         ]
         if self.system.home is Tier.SSD:

@@ -1,17 +1,21 @@
-"""What one block's decisions cost in a step: FLOPs and bytes, from its shape and its BlockPlan.
+"""What decisions cost in a step: FLOPs and bytes of one block, and of a finished plan.
 
-Owns the arithmetic that the cost model, the schedule builder and the ledger share. Batch here is
-the sequences one GPU computes in a step.
+Owns the arithmetic that the cost model, the schedule builder and the ledger share, and the estimate
+of a plan whose blocks have decided: a search deals in shares of tensors and of blocks, this is the
+same once they are whole. Batch here is the sequences one GPU computes in a step.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from lohan.hardware.machine import Machine
 from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
-from lohan.plan.plan import BlockPlan
-from lohan.vocabulary import Choice
+from lohan.plan.cost import StepLoad, Traffic, step_load
+from lohan.plan.plan import BlockPlan, Plan
+from lohan.plan.pools import trained_parameters
+from lohan.vocabulary import BlockId, Choice, TensorKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +92,53 @@ def block_costs(
         to_ram_bytes=bytes_by_choice[Choice.SWAP_TO_RAM],
         to_ssd_bytes=bytes_by_choice[Choice.SWAP_TO_SSD],
     )
+
+
+def traffic_of(plan: Plan) -> Traffic:
+    """What a plan's decisions move and compute, block by block: no fluid shares."""
+    trained = trained_parameters(plan.shape)
+    num_gpus = plan.num_gpus
+    costs = costs_of_blocks(
+        plan.shape,
+        plan.blocks,
+        plan.batch_per_gpu,
+        plan.workload.sequence,
+        plan.system.skips_unneeded,
+    )
+    read = written = states = 0
+    for number, block in enumerate(plan.blocks):
+        kind = plan.block_shape(BlockId(number))
+        if TensorKind.P16 not in block.residents:
+            read += 2 * kind.num_parameters
+            written += 2 * trained[number]
+        if TensorKind.OS32 not in block.residents:
+            states += 10 * trained[number]
+    inner = costs[1:-1]
+    return Traffic(
+        forward_flops=sum(cost.forward_flops for cost in costs),
+        backward_flops=sum(cost.backward_flops for cost in costs),
+        recompute_flops=sum(cost.recompute_flops for cost in inner),
+        num_parameters=sum(trained),
+        swapped_bytes=sum(cost.swapped_bytes for cost in costs) * num_gpus,
+        spilled_bytes=sum(cost.to_ssd_bytes for cost in costs) * num_gpus,
+        state_read_bytes=states,
+        state_written_bytes=states + written,
+        weight_read_bytes=read,
+        weight_copy_bytes=2 * plan.shape.num_parameters * num_gpus,
+        gradient_spill_bytes=2 * sum(trained) * plan.system.spills_gradients,
+    )
+
+
+def planned_load(plan: Plan, machine: Machine) -> StepLoad:
+    """The estimate of a plan of `lohan+` as its blocks really decide."""
+    return step_load(machine, traffic_of(plan), clips=plan.workload.clips_gradients)
+
+
+def least_seconds(plan: Plan, machine: Machine) -> float:
+    """What no order of a plan's tasks can beat: the busy time of its busiest resource, or of both
+    passes but for a block, whose transfers buffers let lie outside the pass they belong to."""
+    clips = plan.workload.clips_gradients
+    # Weights that come straight from their update are not read for the forward pass.
+    load = step_load(machine, traffic_of(plan), weight_reads=1.0, clips=clips)
+    passes = (1 - 1 / len(plan.blocks)) * (load.forward_seconds + load.backward_seconds)
+    return max(load.longest_seconds, passes)

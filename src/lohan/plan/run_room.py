@@ -83,12 +83,15 @@ class DriveRoom:
 
 def parts_of(plan: Plan) -> dict[str, int]:
     """Bytes a run of a plan has on SSD, by purpose. States that live in RAM have their place there
-    all the same, twice: seals are written to it."""
+    all the same, twice: seals are written to it. What is frozen has one."""
     parts = {line.purpose: line.nbytes for line in plan.ledger.lines_of(Tier.SSD)}
     if not plan.system.uses_residency:
         return parts
     others = {name: nbytes for name, nbytes in parts.items() if not name.startswith(STATES)}
-    return {STATES: 2 * plan.system.state.stored_bytes * plan.shape.num_parameters, **others}
+    num_trained = plan.shape.num_trained_parameters
+    states = 2 * plan.system.state.stored_bytes * num_trained
+    frozen = plan.shape.dtype_bytes * (plan.shape.num_parameters - num_trained)
+    return {STATES: states + frozen, **others}
 
 
 def states_uses(

@@ -15,11 +15,10 @@ from lohan.report import svg
 from lohan.report.html.markup import as_markup, filled, shortened, template_text
 from lohan.report.run_files import RunFiles, read_run
 from lohan.report.sections import facts, settings
-from lohan.report.sections.answers import answers
 from lohan.report.sections.headline import headline
 from lohan.report.sections.lanes import lanes
 from lohan.report.sections.memory import memory, wear
-from lohan.report.sections.training import speed, training
+from lohan.report.sections.training import answers, speed, training
 from lohan.whole_file import write_text
 from lohan.working_folder import working_folder
 

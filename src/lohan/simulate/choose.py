@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar
 
 from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
+from lohan.plan.block_costs import least_seconds, planned_load, traffic_of
 from lohan.plan.cost import OVERLAP_LOSS
 from lohan.plan.limits import Question
 from lohan.plan.plan import Plan
-from lohan.plan.plan_load import least_seconds, planned_load, traffic_of
 from lohan.plan.policies import Policy, make_plan
 from lohan.plan.policies.lesser import lesser_plans
 from lohan.plan.workload import Workload

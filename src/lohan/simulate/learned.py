@@ -8,23 +8,26 @@ what ran, and when.
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lohan.hardware.machine import Machine
 from lohan.plan.system import DrivingRates
 from lohan.schedule.task import Move, Task
 from lohan.simulate.durations import Durations
-from lohan.simulate.refine import ObservedRate, lost_seconds, observed_rates, with_rate
-from lohan.trace import Span, Trace
-from lohan.trace.rows import merged
+from lohan.simulate.refine import (
+    ObservedRate,
+    busy_lanes,
+    lost_seconds,
+    observed_rates,
+    with_rate,
+)
+from lohan.simulate.refine import TimedTask as TimedTask
 from lohan.vocabulary import BlockId, Lane
 
 NUM_STEPS = 5
 """In the window. Two of them may be slow for whatever reason."""
 
-TimedTask = tuple[Task, float, float]
-"""With its beginning and end in seconds."""
 _Kind = tuple[Lane, str, BlockId | None]
 
 
@@ -33,12 +36,10 @@ def work_seconds(
 ) -> dict[Lane, float]:
     """How long each lane worked, less the time its link worked for others and what the system
     itself costs."""
-    by_lane: dict[Lane, list[tuple[float, float]]] = {lane: [] for lane in Lane}
     fixed = dict.fromkeys(Lane, 0.0)
-    for task, start, end in ran:
-        by_lane[task.lane].append((start, end))
+    for task, _, _ in ran:
         fixed[task.lane] += task.fixed_seconds
-    busy = {lane: merged(sorted(found)) for lane, found in by_lane.items()}
+    busy = busy_lanes(ran)
     return {
         lane: max(
             0.0,
@@ -111,8 +112,7 @@ class LearnedTimes:
         """The machine with the median of what its lanes reached in each step."""
         found: dict[Lane, list[ObservedRate]] = defaultdict(list)
         for ran, _ in self._steps:
-            tasks = [task for task, _, _ in ran]
-            for one in observed_rates(machine, tasks, _trace(ran), rates=rates):
+            for one in observed_rates(machine, ran, rates):
                 found[one.lane].append(one)
         for seen in found.values():
             middle = statistics.median_high(one.observed_per_second for one in seen)
@@ -132,21 +132,3 @@ def _units(task: Task) -> int:
     if isinstance(action, Move):
         return max(1, action.nbytes)
     return max(1, action.num_parameters) if task.lane is Lane.CPU else 1
-
-
-def _trace(ran: Iterable[TimedTask]) -> Trace:
-    return Trace(
-        name="learned",
-        is_simulated=False,
-        spans=tuple(
-            Span(
-                lane=task.lane,
-                name=task.name,
-                start_seconds=start,
-                end_seconds=end,
-                task=task.id,
-                step=task.step,
-            )
-            for task, start, end in ran
-        ),
-    )

@@ -1,9 +1,9 @@
 """Rates of a machine as one real step reached them: the paper's profiling step.
 
-Owns the arithmetic from the spans of a trace to a Machine: per lane, how long its tasks should have
-taken by the machine's rates, over how long they did. `Durations` is the model on both sides, so a
+Owns the arithmetic from tasks that ran to a Machine: per lane, how long its tasks should have taken
+by the machine's rates, over how long they did. `Durations` is the model on both sides, so a
 simulation of the refined machine gives the observed times back. Pure: records and measures nothing.
-Called by `learned`, and by whoever compares a run with its prediction.
+Called by `learned`, and by whoever has a trace of a run.
 
 Note "Shared links". A task that shares its link takes longer than the link needs for it, and the
 simulator knows that. So time on a simplex SSD path counts half while both directions are busy, and
@@ -19,19 +19,20 @@ from lohan.hardware.machine import Machine, Ssd
 from lohan.plan.system import DrivingRates
 from lohan.schedule.task import Compute, Move, Task
 from lohan.simulate.durations import Durations
-from lohan.trace import Span, Trace
+from lohan.trace import Trace
 from lohan.trace.rows import Interval, merged, overlap_seconds
-from lohan.vocabulary import ComputeKind, Lane, TaskId, TensorKind
+from lohan.vocabulary import ComputeKind, Lane, TensorKind
 
-LEAST_SPANS = 2
-"""Fewer spans of a lane say nothing about its rate."""
+TimedTask = tuple[Task, float, float]
+"""With its beginning and end in seconds."""
+_LEAST_TASKS = 2
+"""Fewer tasks of a lane say nothing about its rate."""
 LEAST_BUSY_SECONDS = 1e-3
 """Shorter work is mostly the cost of starting it and of reading the clock."""
 _LEAST_COMPUTE_SHARE = 0.1
 
 _SSD_LANES = (Lane.SSD_READ, Lane.SSD_WRITE)
 _COPY_LANES = (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
-_TIMED_LANES = (*_SSD_LANES, *_COPY_LANES, Lane.GPU, Lane.CPU)
 DEFAULT_RATES = DrivingRates()
 
 
@@ -43,44 +44,57 @@ class ObservedRate:
     before_per_second: float
     """The machine's rate, as it was."""
     observed_per_second: float
-    num_spans: int
-    busy_seconds: float
-    """How long its link worked for it; see the note "Shared links"."""
 
 
 def observed_rates(
-    machine: Machine,
-    tasks: Iterable[Task],
-    trace: Trace,
-    *,
-    rates: DrivingRates = DEFAULT_RATES,
+    machine: Machine, ran: Sequence[TimedTask], rates: DrivingRates = DEFAULT_RATES
 ) -> tuple[ObservedRate, ...]:
     """Return what the lanes reached, those with enough evidence, in the vocabulary's order.
 
     Args:
         machine: what the tasks were planned for; its GPU's own memory rate is taken as right.
-        tasks: the schedule's; spans of other tasks are left out.
-        trace: of a run of them. Spans are matched by task id and step.
+        ran: tasks of its schedule.
         rates: how the system drives the machine, as the plan has it.
     """
-    by_id = {(task.step, task.id): task for task in tasks}
-    spans: dict[Lane, list[tuple[Span, Task]]] = {lane: [] for lane in _TIMED_LANES}
-    for span in trace.spans:
-        task = _task_of(span, by_id)
-        if task is not None and span.lane in spans and _is_timed(task, rates):
-            spans[span.lane].append((span, task))
     # What shares a link does so whether or not its own rate can be told.
-    busy = {lane: _busy(trace, lane) for lane in _TIMED_LANES}
+    busy = busy_lanes(ran)
+    timed = [one for one in ran if _is_timed(one[0], rates)]
     durations = Durations(machine, rates)
-    found = (_observe(lane, spans.get(lane, []), busy, machine, rates, durations) for lane in Lane)
+    found = (
+        _observe(
+            lane, [one for one in timed if one[0].lane is lane], busy, machine, rates, durations
+        )
+        for lane in Lane
+    )
     return tuple(observed for observed in found if observed is not None)
 
 
-def _task_of(span: Span, by_id: Mapping[tuple[int, TaskId], Task]) -> Task | None:
-    if span.task is None:
-        return None
-    task = by_id.get((span.step, span.task))
-    return task if task is not None and task.lane is span.lane else None
+def refine(
+    machine: Machine, tasks: Iterable[Task], trace: Trace, rates: DrivingRates = DEFAULT_RATES
+) -> Machine:
+    """Return the machine with the rates that a traced run of these tasks reached.
+
+    Spans are matched by lane, step and id. The SSD write rate is not raised: a machine's is the one
+    its drives hold for hours, and one step may well end inside their cache.
+    """
+    by_id = {(task.lane, task.step, int(task.id)): task for task in tasks}
+    keyed = [
+        ((one.lane, one.step, -1 if one.task is None else one.task), one) for one in trace.spans
+    ]
+    ran = [(by_id[key], one.start_seconds, one.end_seconds) for key, one in keyed if key in by_id]
+    for observed in observed_rates(machine, ran, rates):
+        is_raised = observed.observed_per_second > observed.before_per_second
+        if observed.lane is not Lane.SSD_WRITE or not is_raised:
+            machine = with_rate(machine, observed)
+    return machine
+
+
+def busy_lanes(ran: Sequence[TimedTask]) -> dict[Lane, list[Interval]]:
+    """When each lane worked."""
+    by_lane: dict[Lane, list[Interval]] = {lane: [] for lane in Lane}
+    for task, start, end in ran:
+        by_lane[task.lane].append((start, end))
+    return {lane: merged(sorted(found)) for lane, found in by_lane.items()}
 
 
 def _is_timed(task: Task, rates: DrivingRates) -> bool:
@@ -95,26 +109,21 @@ def _is_timed(task: Task, rates: DrivingRates) -> bool:
     return action.kind is ComputeKind.UPDATE and action.num_parameters > 0
 
 
-def _busy(trace: Trace, lane: Lane) -> list[Interval]:
-    intervals = ((s.start_seconds, s.end_seconds) for s in trace.spans if s.lane is lane)
-    return merged(sorted(intervals))
-
-
 def _observe(
     lane: Lane,
-    spans: Sequence[tuple[Span, Task]],
+    ran: Sequence[TimedTask],
     busy: Mapping[Lane, Sequence[Interval]],
     machine: Machine,
     rates: DrivingRates,
     durations: Durations,
 ) -> ObservedRate | None:
-    if len(spans) < LEAST_SPANS:
+    if len(ran) < _LEAST_TASKS:
         return None
-    own = merged(sorted((span.start_seconds, span.end_seconds) for span, _ in spans))
+    own = merged(sorted((start, end) for _, start, end in ran))
     took_seconds = whole_seconds = sum(end - start for start, end in own)
     took_seconds -= lost_seconds(lane, own, busy, machine, rates)
-    took_seconds -= math.fsum(task.fixed_seconds for _, task in spans)
-    tasks = [replace(task, fixed_seconds=0.0) for _, task in spans]
+    took_seconds -= math.fsum(task.fixed_seconds for task, _, _ in ran)
+    tasks = [replace(task, fixed_seconds=0.0) for task, _, _ in ran]
     if lane is Lane.GPU:
         # The rate of the GPU's own memory is not in question: its part of the time is set aside.
         took_seconds -= math.fsum(durations.of(_touching(task)) for task in tasks)
@@ -131,13 +140,7 @@ def _observe(
     observed = before * expected_seconds / took_seconds
     if not LEAST_RATE <= observed <= MOST_RATE:
         return None
-    return ObservedRate(
-        lane=lane,
-        before_per_second=before,
-        observed_per_second=observed,
-        num_spans=len(spans),
-        busy_seconds=took_seconds,
-    )
+    return ObservedRate(lane=lane, before_per_second=before, observed_per_second=observed)
 
 
 def lost_seconds(

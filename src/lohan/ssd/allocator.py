@@ -1,6 +1,6 @@
 """Extents: who has which range of a logical space, and which ranges are free again.
 
-Owns allocation, freeing and growth, all in numbers. Pure: no files. Used by `striped_file`.
+Owns allocation and freeing, all in numbers. Pure: no files. Used by `striped_file`.
 """
 
 import bisect
@@ -85,7 +85,7 @@ class ExtentAllocator:
                 f"an extent of {format_bytes(rounded)} does not fit",
                 why=f"{format_bytes(self.free_bytes)} of {format_bytes(self._capacity_bytes)} are "
                 f"free, the largest run has {format_bytes(self.largest_free_bytes)}",
-                remedy="grow the striped file, or free extents first",
+                remedy="free extents first, or make the striped file larger",
                 asked_bytes=rounded,
             )
         offset, run = min(fitting, key=lambda entry: (entry[1], entry[0]))
@@ -112,14 +112,6 @@ class ExtentAllocator:
     def holds(self, extent: Extent) -> bool:
         """Whether the extent is allocated."""
         return self._taken.get(extent.offset_bytes) == extent
-
-    def grow(self, capacity_bytes: int) -> None:
-        """Add free room at the end."""
-        added_bytes = capacity_bytes - self._capacity_bytes
-        if added_bytes > 0:
-            start = self._capacity_bytes
-            self._capacity_bytes = capacity_bytes
-            self._insert_free(start, added_bytes)
 
     def _insert_free(self, offset: int, nbytes: int) -> None:
         place = bisect.bisect_left(self._free, (offset, 0))

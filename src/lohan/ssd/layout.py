@@ -156,11 +156,6 @@ class StripeLayout:
         """Fraction of the chunks each drive gets."""
         return tuple(count / len(self.pattern) for count in self._shares)
 
-    def grown(self, capacity_bytes: int) -> "StripeLayout":
-        """The same layout with room for at least `capacity_bytes`; existing chunks stay put."""
-        num_chunks = max(self.num_chunks, -(-capacity_bytes // self.chunk_bytes))
-        return replace(self, num_chunks=num_chunks)
-
     def file_bytes(self, drive: int) -> int:
         """Size of a drive's file."""
         rounds, rest = divmod(self.num_chunks, len(self.pattern))
@@ -177,7 +172,7 @@ class StripeLayout:
             raise ConfigError(
                 f"a range of {nbytes} bytes at {offset_bytes} was asked for",
                 why=f"the striped file has {self.capacity_bytes} bytes",
-                remedy="grow the file first, and ask for at least one byte",
+                remedy="ask for at least one byte, inside of it",
             )
         open_piece: StripePiece | None = None
         position = offset_bytes

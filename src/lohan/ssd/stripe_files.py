@@ -1,6 +1,6 @@
 """The files under a stripe set: made all or none, their space reserved before use.
 
-Owns the check that space is there, making and growing files with undo, and finding them again.
+Owns the check that space is there, making files with undo, and finding them again.
 Called by `striped_file` only.
 """
 
@@ -83,30 +83,6 @@ def make_files(
                     engine.remove_file(made)
         raise
     return files
-
-
-def grow_files(
-    engine: IoEngine, files: Sequence[IoFile | None], before: StripeLayout, after: StripeLayout
-) -> None:
-    """Reserve what the files lack; on failure all are as long as before.
-
-    Raises:
-        OutOfSpace, StorageError: the space is not there.
-    """
-    opened = [(drive, file) for drive, file in enumerate(files) if file is not None]
-    refuse_without_space(
-        engine,
-        [os.path.dirname(file.path) for _, file in opened],
-        [after.file_bytes(drive) - before.file_bytes(drive) for drive, _ in opened],
-    )
-    try:
-        for drive, file in opened:
-            engine.resize(file, after.file_bytes(drive))
-    except BaseException:
-        for drive, file in opened:
-            with contextlib.suppress(StorageError):
-                engine.resize(file, before.file_bytes(drive))
-        raise
 
 
 def find_files(

@@ -25,7 +25,6 @@ from lohan.ssd.stripe_files import (
     add_drives,
     close_files,
     find_files,
-    grow_files,
     make_files,
     refuse_files_out_of_place,
     refuse_wrong_count,
@@ -37,7 +36,7 @@ from lohan.ssd.striped_ticket import RangesInUse, StripedTicket, unverifiable
 class StripedFile:
     """Logical ranges over the directories of a run. Make one with `create` or `attach`.
 
-    All methods: run on any thread. Only `wait`, `grow` and `close` may block.
+    All methods: run on any thread. Only `wait` and `close` may block.
     """
 
     def __init__(
@@ -62,8 +61,6 @@ class StripedFile:
         """What is known about the bytes that were written."""
         self._allocator = allocator
         self._should_checksum = should_checksum
-        # Growing may block on a filesystem, requests must not: it has a lock of its own.
-        self._growing = threading.Lock()
         self._lock = threading.Lock()
         self._in_use = RangesInUse(name)
         self._is_closed = False
@@ -172,7 +169,7 @@ class StripedFile:
         """Take an extent of at least `nbytes`.
 
         Raises:
-            OutOfSpace: no free range is long enough; `grow` first.
+            OutOfSpace: no free range is long enough.
         """
         with self._lock:
             self._refuse_if_closed()
@@ -186,20 +183,6 @@ class StripedFile:
             self._allocator.free(extent)
             # Under the lock: the next owner of the range must find nothing of the last one.
             self.checksums.forget(extent.offset_bytes, extent.nbytes)
-
-    def grow(self, capacity_bytes: int) -> None:
-        """Reserve room up to at least `capacity_bytes`; extents stay where they are.
-
-        Raises:
-            OutOfSpace: the space is not there; everything is as before.
-        """
-        with self._growing:
-            self._refuse_if_closed()
-            grown = self.layout.grown(capacity_bytes)
-            grow_files(self._engine, self._files, self.layout, grown)
-            with self._lock:
-                self.layout = grown
-                self._allocator.grow(grown.capacity_bytes)
 
     def start_read(
         self,

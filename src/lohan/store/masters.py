@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from lohan.store.states import StateStore
 
 
-def read_masters(store: "StateStore", scratch: Buffer) -> Iterator[tuple[str, torch.Tensor]]:
+def read_masters(
+    store: "StateStore", scratch: Buffer, *, are_frozen_wanted: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and fp32 master of every tensor, block by block. May block: yes.
 
     None is held here once it is given away: whoever lets go of it needs no room for two.
     """
     for number, block in enumerate(store.layout.blocks):
         for place in block.places:
+            if not (are_frozen_wanted or place.entry.is_trainable):
+                continue
             yield place.entry.name, _master(store, BlockId(number), place, scratch)
 
 

@@ -302,10 +302,10 @@ class StateStore:
             for books in self._slots.values():
                 books.finish_fill()
 
-    def masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def masters(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor's name and fp32 master (frozen ones widened), block by block, streaming."""
         with self._residents.scratch() as scratch:
-            yield from read_masters(self, scratch)
+            yield from read_masters(self, scratch, are_frozen_wanted=are_frozen_wanted)
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Name, first and second moment of every trainable tensor, streaming."""

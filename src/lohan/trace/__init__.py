@@ -4,8 +4,7 @@ Owns recording, summing up and the file for Perfetto. Imported by whoever record
 knows what a task does.
 """
 
-from lohan.trace.chrome import chrome_json
-from lohan.trace.read_chrome import traces_of_chrome
+from lohan.trace.chrome import chrome_json, traces_of_chrome
 from lohan.trace.recorder import Recorder
 from lohan.trace.span import Counter, Span, Trace
 from lohan.trace.summary import LaneSummary, summarise

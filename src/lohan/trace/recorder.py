@@ -9,7 +9,7 @@ what is recorded, and does not write files. Called by the engine's lanes; the si
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from lohan.trace.span import Counter, Span, Trace
@@ -95,13 +95,11 @@ class Recorder:
         is_on: bool = True,
         capacity_spans: int = DEFAULT_CAPACITY_SPANS,
         clock: Callable[[], float] = time.perf_counter,
-        rank: int = 0,
     ) -> None:
         assert capacity_spans > 0
         self.is_on = is_on
         self.now = clock
         self._capacity_spans = capacity_spans
-        self._rank = rank
         self._origin_seconds = clock()
         self._rows: _Buffers[_Row] = _Buffers(capacity_spans)
         self._samples: _Buffers[_Sample] = _Buffers(capacity_spans)
@@ -146,29 +144,19 @@ class Recorder:
         rows.sort(key=lambda row: row[3])
         return tuple(self._span(row) for row in rows[-count:]) if count > 0 else ()
 
-    def trace(
-        self,
-        name: str,
-        *,
-        comes_after: Mapping[TaskId, Sequence[TaskId]] | None = None,
-        budgets_bytes: Mapping[Tier, int] | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Trace:
+    def trace(self, name: str, *, budgets_bytes: Mapping[Tier, int] | None = None) -> Trace:
         """Return everything recorded so far as a `Trace`; recording goes on.
 
         Runs on: any thread, also while others record; spans that end meanwhile may be missing.
         """
         rows = sorted(self._rows.copied(), key=lambda row: (row[2], row[3]))
-        facts = dict(metadata or {})
-        if self._rows.is_full():
-            facts["spans_kept"] = f"the newest {self._capacity_spans} of each thread"
+        kept = {"spans_kept": f"the newest {self._capacity_spans} of each thread"}
         return Trace(
             name=name,
             is_simulated=False,
             spans=tuple(self._span(row) for row in rows),
             counters=self._counters(budgets_bytes or {}),
-            comes_after={task: tuple(after) for task, after in (comes_after or {}).items()},
-            metadata=facts,
+            metadata=kept if self._rows.is_full() else {},
         )
 
     def _span(self, row: _Row) -> Span:
@@ -184,7 +172,6 @@ class Recorder:
             nbytes=nbytes,
             waited_for=waited_for,
             step=step,
-            rank=self._rank,
         )
 
     def _counters(self, budgets_bytes: Mapping[Tier, int]) -> tuple[Counter, ...]:
@@ -199,7 +186,6 @@ class Recorder:
                         at_seconds=tuple(at - self._origin_seconds for _, at, _ in own),
                         used_bytes=tuple(used for _, _, used in own),
                         budget_bytes=budgets_bytes.get(tier),
-                        rank=self._rank,
                     )
                 )
         return tuple(counters)

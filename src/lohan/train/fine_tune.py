@@ -9,10 +9,11 @@ it is given.
 import contextlib
 import copy
 import errno
+import functools
 import math
 import pathlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 from rich.console import Console
@@ -32,7 +33,11 @@ from lohan.train.run.out_folder import TABLES_FOLDER, HeldFolder, held_folder
 from lohan.train.run.run_files import AcceptedRun
 from lohan.train.run.signals import stop_on_signals
 from lohan.train.run.writes import planned_steps
-from lohan.train.settings.arguments import make_arguments, refuse_unsupported
+from lohan.train.settings.arguments import (
+    make_arguments,
+    refuse_endless_stream,
+    refuse_unsupported,
+)
 from lohan.train.settings.config import TrainConfig
 from lohan.train.trainer.largest_batch import row_lengths
 from lohan.units import format_bytes_decimal
@@ -63,6 +68,7 @@ def run_training(
         datasets.disable_progress_bars()
     args = make_arguments(config)
     refuse_unsupported(args)
+    refuse_endless_stream(config, args)
     if args.eval_strategy != "no" and not config.eval_data:
         raise ConfigError(
             f"eval_strategy is {args.eval_strategy.value} and there is nothing to evaluate on",
@@ -102,21 +108,25 @@ def _run(
             console.print(f"note: {warning}", soft_wrap=True)
     with _shown_warnings(console), contextlib.ExitStack() as private:
         source = _open(config, args, should_fetch=False)
-        _refuse_full(out, source, config, args)
+        if config.adapter is None:  # whose files are small; the trainer counts them
+            _refuse_full(out, source, config, args)
         tokenizer = load_tokenizer(source, args)
         tables = make_working_folder(out) / TABLES_FOLDER
         tables.mkdir(exist_ok=True)
         tables.chmod(PRIVATE_MODE)  # those of older releases were open to others
         private.enter_context(private_files())  # the rows are copied there, also by TRL
         private.enter_context(whole_tables(tables))
-        text_column = config.arguments.get("dataset_text_field")
-        rows = load_rows(config.data, cache=tables / "train", text_column=text_column)
-        refuse_missing_template(rows, tokenizer, config.model)
-        held_out = None
-        if config.eval_data:
-            held_out = load_rows(config.eval_data, cache=tables / "eval", text_column=text_column)
+        read = functools.partial(
+            load_rows,
+            text_column=config.arguments.get("dataset_text_field"),
+            forms=config.task.rows,
+        )
+        rows = read(config.data, cache=tables / "train", is_streamed=config.is_streamed)
+        refuse_missing_template(rows, tokenizer, config.model, args)
+        held_out = read(config.eval_data, cache=tables / "eval") if config.eval_data else None
         console.print(
-            f"{len(rows.table):,} rows of the form {rows.format_name}"
+            ("a stream of" if config.is_streamed else f"{len(rows.table):,}")
+            + f" rows of the form {rows.format_name}"
             + (f", {len(held_out.table):,} to evaluate on" if held_out is not None else "")
         )
         if held_out is not None and args.eval_strategy == "no":
@@ -232,6 +242,8 @@ def _open(
         trust_remote_code=args.trust_remote_code,
         dtype=torch.float16 if args.fp16 else torch.bfloat16,
         should_fetch=should_fetch,
+        head=config.task.head,
+        seed=args.seed,
     )
 
 
@@ -258,7 +270,6 @@ def _make_trainer(
     held_out: TrainingRows | None,
 ) -> Any:
     from lohan.train.data.answer_marks import answer_template
-    from lohan.train.trainer.trainer import SFTTrainer
 
     template = answer_template(rows, tokenizer, args)
     with contextlib.ExitStack() as stack:
@@ -266,13 +277,14 @@ def _make_trainer(
             if table is not None:
                 stack.enter_context(explained_rows(table, tokenizer, args, template))
         try:
-            trainer = SFTTrainer(
+            trainer = config.task.trainer_class()(
                 source,
-                args,
+                args=args,
                 train_dataset=rows.table,
                 eval_dataset=None if held_out is None else held_out.table,
                 processing_class=tokenizer,
                 offload=config.offload,
+                peft_config=None if config.adapter is None else config.adapter.peft_config(),
                 sample_prompts=config.sample_prompts,
             )
         except (ValueError, TypeError, RuntimeError) as error:
@@ -290,7 +302,7 @@ def _make_trainer(
                 remedy="check the connection, hub_model_id and your login (`hf auth login`), or "
                 "leave push_to_hub out",
             ) from error
-    if len(trainer.train_dataset) == 0:
+    if not config.is_streamed and len(trainer.train_dataset) == 0:
         raise ConfigError(
             "no row is left to train on",
             why=f"truncation to max_length={args.max_length} leaves no token with a loss",
@@ -321,9 +333,11 @@ def _one_line(error: Exception) -> str:
 
 def _report_rows(trainer: Any, rows: TrainingRows, console: Console) -> None:
     """Say how many rows truncation cut or dropped: silence would be a surprise later."""
+    most, is_packed = trainer.args.max_length, getattr(trainer.args, "packing", False)
+    if is_packed or most is None or not isinstance(trainer.train_dataset, Sized):
+        return
     num_left, num_given = len(trainer.train_dataset), len(rows.table)
-    most = trainer.args.max_length
-    lengths = None if trainer.args.packing or most is None else row_lengths(trainer.train_dataset)
+    lengths = row_lengths(trainer.train_dataset, trainer.token_columns)
     num_full = 0 if lengths is None else int((lengths >= most).sum())
     if num_full:
         console.print(
@@ -331,7 +345,7 @@ def _report_rows(trainer: Any, rows: TrainingRows, console: Console) -> None:
             "cut off (`lohan data preview` counts them)",
             soft_wrap=True,
         )
-    if not trainer.args.packing and num_left < num_given:
+    if num_left < num_given:
         console.print(
             f"note: {num_given - num_left} rows have no token with a loss within "
             f"max_length={trainer.args.max_length} and are left out",

@@ -4,6 +4,7 @@ Owns which values an input may have. Shapes come from `lohan.model.inputs`. Call
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -97,10 +98,15 @@ def _ranges(model: nn.Module) -> dict[str, int]:
 
 def _cut(name: str, value: Any) -> Any:
     """Images and texts that come as many tokens: few of them are enough."""
+    if name == "img_shapes":
+        side = math.isqrt(_NUM_IMAGE_TOKENS)
+        return [[(1, side, side)]] * len(value)
     if not isinstance(value, torch.Tensor):
         return value
     if name in ("img_ids", "txt_ids"):
         return value[:_NUM_IMAGE_TOKENS]
+    if name == "hidden_states" and value.dim() == 5:  # frames, rows and columns of a video
+        return value[:, :, :2, :4, :4]
     is_tokens = name in ("hidden_states", "encoder_hidden_states") and value.dim() == 3
     return value[:, :_NUM_IMAGE_TOKENS] if is_tokens else value
 

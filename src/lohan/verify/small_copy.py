@@ -1,10 +1,13 @@
 """A small model of the same architecture as a large one, with random values.
 
-Owns building it the way a run builds its model (transformers models with their parameters on the
-meta device and values as a stream), and its twin in memory. Called by `compare`.
+Owns finding the configuration of the large one (a known name, a file, a directory or a hub id, of
+which nothing else is fetched), building the small one the way a run builds its model (transformers
+models with their parameters on the meta device and values as a stream), and its twin in memory.
+Called by `compare`.
 """
 
 import inspect
+import pathlib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,11 +17,13 @@ import torch
 from torch import nn
 
 from lohan.errors import ConfigError
+from lohan.model.configs import CONFIG_PLACES, read_config
+from lohan.model.names import canonical_name, known_names
 from lohan.model.paper_models import Dit, Gpt
-from lohan.model.public_models import PAPER_DITS, PAPER_GPTS
+from lohan.model.public_models import PAPER_DITS, PAPER_GPTS, PUBLIC_MODELS
 from lohan.train.weights.meta_model import explained, model_class
+from lohan.train.weights.model_places import find_place
 from lohan.train.weights.source import source_of_config
-from lohan.verify.asked_model import AskedModel, find_model
 from lohan.verify.batches import MakeBatch, batches_for, noise_loss
 from lohan.verify.scaling import (
     NUM_LAYERS,
@@ -84,7 +89,7 @@ def make_small_copy(model: str, *, trust_remote_code: bool = False) -> SmallCopy
         ConfigError: there is no such model, or it cannot be scaled down.
         HardwareError: the hub cannot be reached.
     """
-    asked = find_model(model, trust_remote_code=trust_remote_code)
+    asked = _find_model(model, trust_remote_code=trust_remote_code)
     with torch.random.fork_rng(devices=[]):  # building draws values that are not used
         if asked.known is not None:
             copy = _paper_copy(asked.known)
@@ -102,7 +107,7 @@ def make_small_copy(model: str, *, trust_remote_code: bool = False) -> SmallCopy
     return copy
 
 
-def _transformers_copy(asked: AskedModel, trust_remote_code: bool) -> SmallCopy:
+def _transformers_copy(asked: "_AskedModel", trust_remote_code: bool) -> SmallCopy:
     config = asked.transformers
     assert config is not None
     scaled = scale_transformers(config.to_dict())
@@ -223,3 +228,80 @@ def _value(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name.endswith("weight"):  # of a norm
             noise.add_(1.0)
     return noise.to(DTYPE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AskedModel:
+    """What was asked for. Exactly one of `known`, `diffusers` and `transformers` is set."""
+
+    name: str
+    directory: pathlib.Path
+    known: str | None = None
+    """A model of the paper, built from sizes alone."""
+    diffusers: dict[str, Any] | None = None
+    """Settings as in the file."""
+    transformers: Any | None = None
+    """A configuration object."""
+
+
+def _find_model(model: str, *, trust_remote_code: bool = False) -> "_AskedModel":
+    """Find the configuration of a model.
+
+    Raises:
+        ConfigError: nothing of that name is there, or it is no configuration.
+        HardwareError: the hub cannot be reached.
+    """
+    path = pathlib.Path(model).expanduser()
+    known = canonical_name(model)
+    if known is not None:
+        return _known(known)
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return _from_transformers(model, path.parent, trust_remote_code, gguf_file=path.name)
+    place = path if path.exists() and model.strip() else _from_hub(model)
+    file, settings = read_config(place, needs_type=not trust_remote_code)
+    name = model if not path.exists() else path.name or str(path)
+    if "_class_name" in settings:
+        return _AskedModel(name=name, directory=file.parent, diffusers=settings)
+    source = file.parent if file.name == "config.json" else file
+    return _from_transformers(name, source, trust_remote_code)
+
+
+def _known(name: str) -> "_AskedModel":
+    if name not in PUBLIC_MODELS:
+        return _AskedModel(name=name, directory=pathlib.Path(), known=name)
+    public = PUBLIC_MODELS[name]
+    if public.model_type is None:
+        return _AskedModel(name=name, directory=pathlib.Path(), diffusers=public.settings)
+    with explained(f"the known model {name} cannot be built", "install another transformers"):
+        import transformers
+
+        config = transformers.AutoConfig.for_model(public.model_type, **public.settings)
+    return _AskedModel(name=name, directory=pathlib.Path(), transformers=config)
+
+
+def _from_transformers(
+    name: str, place: pathlib.Path, trust_remote_code: bool, gguf_file: str | None = None
+) -> "_AskedModel":
+    with explained(
+        f"the configuration in {place} cannot be used",
+        "check it, and that this transformers knows the model; a model that brings its own code "
+        "needs --trust-remote-code",
+    ):
+        import transformers
+
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        if gguf_file is not None:
+            options["gguf_file"] = gguf_file
+        config = transformers.AutoConfig.from_pretrained(str(place), **options)
+    return _AskedModel(name=name, directory=place, transformers=config)
+
+
+def _from_hub(model: str) -> pathlib.Path:
+    if "/" not in model:
+        raise ConfigError(
+            f"there is no model {model!r}",
+            why="it is neither a known name, an existing file or folder, nor of the form of a hub "
+            "id (owner/name)",
+            remedy=f"check the path, or use a known name: {', '.join(known_names())}",
+        )
+    return find_place(model, wanted=CONFIG_PLACES).directory

@@ -14,7 +14,7 @@ from lohan import measure
 from lohan.device import CpuDevice, EmulatedDevice
 from lohan.device.self_test import failed_promises
 from lohan.doctor import Examination, Finding, Level, checks, examine, report_text, software
-from lohan.doctor.report_text import without_paths
+from lohan.doctor.finding import without_paths
 from lohan.errors import HardwareError
 from lohan.hardware.limits import AvailableRam
 from lohan.measure import LoadedProfile

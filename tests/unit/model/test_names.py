@@ -94,10 +94,11 @@ def test_longer_positions_are_what_tracing_such_a_model_gives():
     import torch
 
     from lohan.model.paper_models import Gpt
+    from support.traced import traced_shape
 
     with torch.device("meta"):
         model = Gpt(num_layers=28, num_heads=32, hidden=4096, longest_sequence=4096)
-    assert shape_of(model).kinds == shape_of("gpt-6b", sequence=4096).kinds
+    assert traced_shape(model).kinds == shape_of("gpt-6b", sequence=4096).kinds
 
 
 def test_a_sequence_beyond_learned_positions_is_refused():
@@ -117,11 +118,6 @@ def test_a_diffusion_models_number_of_tokens_is_its_own():
 def test_a_sequence_below_one_is_refused(sequence):
     with pytest.raises(ConfigError, match=f"a sequence of {sequence} tokens"):
         shape_of("gpt-13b", sequence=sequence)
-
-
-def test_inputs_for_a_name_are_refused():
-    with pytest.raises(ConfigError, match="it has no effect for a name"):
-        shape_of("gpt-13b", inputs=lambda batch: {})
 
 
 def test_a_known_name_needs_no_torch():

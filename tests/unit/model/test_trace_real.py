@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lohan.model import INPUT, shape_of
+from lohan.model import INPUT
 from lohan.model.paper_models import Dit, Gpt
 from lohan.model.tracing.blocks import find_blocks
 from lohan.model.tracing.trace_ops import is_counted, storage_key, tensors_in
+from support.traced import traced_shape as shape_of
 
 BATCH, SEQUENCE = 3, 48
 
@@ -160,7 +161,7 @@ def test_a_module_on_meta_has_the_same_shape_as_one_with_weights():
 @pytest.mark.slow
 def test_a_module_in_full_precision_is_traced_in_the_compute_dtype():
     assert shape_of(gpt()).dtype_bytes == 2
-    full = shape_of(gpt(), dtype="fp32")
+    full = shape_of(gpt(), dtype=torch.float32)
     assert full.dtype_bytes == 4
     assert full.kinds[1].input_bytes.per_token == 64 * 4
 

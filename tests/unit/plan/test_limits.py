@@ -13,8 +13,8 @@ from lohan.plan.limits import (
     largest_batch,
     largest_model,
     least_machine,
+    nearest_fits,
 )
-from lohan.plan.nearest import nearest_fits
 from lohan.units import GIB, MIB
 from lohan.vocabulary import Tier
 from support.small_machines import desktop_with_drive_of

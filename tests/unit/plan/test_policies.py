@@ -7,6 +7,7 @@ from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.paper import POLICY_NAMES, policy_named
 from lohan.plan import Workload, make_plan
+from lohan.plan.run_room import STATES, parts_of
 from lohan.units import GIB
 from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
 from support.hand_made import block, machine, model, operator
@@ -66,11 +67,18 @@ def test_frozen_model_needs_no_states_and_no_gradients() -> None:
     box = machine(ram_gb=9)
     plan = make_plan("lohan+", box, model(*frozen, tuned), Workload(batch=1, sequence=16))
     states = [line for line in plan.ledger.lines_of(Tier.SSD) if line.purpose.startswith("states")]
-    stored = states[0].nbytes + sum(
-        line.nbytes * 2 for line in plan.ledger.lines_of(Tier.RAM) if "resident" in line.purpose
-    )
-    # Two slots of 2 bytes each for what is frozen, of 12 bytes for what is trained.
-    assert stored == 2 * (2 * 3 * 10**9 + 12 * 10**6)
+    resident = []
+    for kind, one in zip(plan.shape.blocks, plan.blocks, strict=True):
+        trained = kind.num_parameters - kind.num_frozen_parameters
+        if TensorKind.P16 in one.residents:
+            resident.append(2 * kind.num_frozen_parameters + 2 * 2 * trained)
+        if TensorKind.OS32 in one.residents:
+            resident.append(2 * 10 * trained)
+    stored = states[0].nbytes + sum(resident)
+    # 2 bytes for what is frozen, two slots of 12 bytes for what is trained.
+    assert stored == 2 * 3 * 10**9 + 2 * 12 * 10**6
+    # What lives in RAM has its place on SSD all the same.
+    assert parts_of(plan)[STATES] == 2 * 3 * 10**9 + 2 * 12 * 10**6
     gradients = [line.nbytes for line in plan.ledger.lines if line.purpose == "gradients"]
     assert gradients == [2 * 2 * 10**6]
 

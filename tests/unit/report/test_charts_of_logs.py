@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lohan.report.html.axis import decimals_for, round_step, scientific, step_axis, value_axis
 from lohan.report.html.line_chart import Chart, Series, line_chart
-from lohan.report.html.stacked_bar import BarPiece, Mark, stacked_bar
 from lohan.report.html.thinning import evenly_spread, kept_rows, running_mean
+from lohan.report.sections.memory import BarPiece, Mark, stacked_bar
 
 any_float = st.floats(
     width=64, allow_nan=False, allow_infinity=False, min_value=-1e99, max_value=1e99

@@ -10,9 +10,9 @@ from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
 from lohan.paper import policy_named
 from lohan.plan import Workload, make_plan
+from lohan.plan.block_costs import least_seconds
 from lohan.plan.limits import Question
 from lohan.plan.plan import Plan
-from lohan.plan.plan_load import least_seconds
 from lohan.plan.policies.lesser import drive_counts, lesser_plans, ram_sizes, with_drives_of
 from lohan.simulate import simulate_plan
 from lohan.simulate.answers.what_if import what_ifs

@@ -54,7 +54,16 @@ def require_train_packages() -> None:
 
     missing = [
         name
-        for name in ("torch", "transformers", "trl", "datasets", "accelerate", "yaml", "pydantic")
+        for name in (
+            "torch",
+            "transformers",
+            "trl",
+            "peft",
+            "datasets",
+            "accelerate",
+            "yaml",
+            "pydantic",
+        )
         if find_spec(name) is None
     ]
     if missing:

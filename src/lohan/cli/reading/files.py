@@ -1,7 +1,6 @@
 """Files a command was told to write: checked before anything is computed, written whole or not.
 
-Owns the refusals (no such directory, exists already, one name twice). The writing itself is that of
-reports.
+Owns the refusals (no such directory, exists already, one name twice). Writing is `whole_file`'s.
 """
 
 import os
@@ -9,9 +8,6 @@ import pathlib
 from collections.abc import Iterable
 
 from lohan.errors import ConfigError
-from lohan.whole_file import write_text
-
-__all__ = ["check_outputs", "write_text"]
 
 
 def check_outputs(paths: Iterable[pathlib.Path | None], *, force: bool) -> None:

@@ -96,4 +96,11 @@ RunSsdOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of tables.")
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cuda, cuda:1, cpu or emulated. [default: a GPU if any]"),
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]

@@ -18,6 +18,7 @@ from lohan.plan.policies import OUR_POLICY, SystemPolicy
 from lohan.plan.workload import Workload
 from lohan.simulate.answers.answer import Request
 from lohan.simulate.timeline import MAX_STEPS
+from lohan.train.settings.adapter import AdapterSettings
 from lohan.units import parse_bytes
 
 DEFAULT_SEQUENCE = 1024
@@ -154,7 +155,9 @@ def check_steps(num_steps: int) -> None:
         )
 
 
-def shape_asked(model: str, sequence: int | None) -> tuple[ModelShape, int]:
+def shape_asked(
+    model: str, sequence: int | None, adapter: AdapterSettings | None = None
+) -> tuple[ModelShape, int]:
     """Return a model's shape and the tokens per sequence; of a hub model its configuration only
     is fetched.
 
@@ -166,10 +169,11 @@ def shape_asked(model: str, sequence: int | None) -> tuple[ModelShape, int]:
         from lohan.train.weights.model_places import CONFIGURATION, find_place
 
         model = str(find_place(model, wanted=CONFIGURATION).directory)
-    shape = shape_of(model, sequence=sequence)
+    adapted = None if adapter is None else adapter.on
+    shape = shape_of(model, sequence=sequence, adapted=adapted)
     if sequence is None and shape.tokens_per_sample is None and canonical_name(model) is None:
         # A model of the user's own may have fewer positions than the default asks for.
-        shape = shape_of(model, sequence=DEFAULT_SEQUENCE)
+        shape = shape_of(model, sequence=DEFAULT_SEQUENCE, adapted=adapted)
     return shape, sequence or shape.tokens_per_sample or DEFAULT_SEQUENCE
 
 
@@ -187,6 +191,7 @@ def request_of(
     clip: bool | None,
     num_directories: int | None = None,
     rated_lives_bytes: Sequence[int] | None = None,
+    adapter: AdapterSettings | None = None,
 ) -> Request:
     """Understand a request; `num_directories` is of SSDs of this machine, where none is named, and
     `rated_lives_bytes` what its drives are rated for, where that is said.
@@ -201,7 +206,7 @@ def request_of(
     )
     if rated_lives_bytes is not None:
         box = box.with_rated_lives(rated_lives_bytes)
-    shape, sequence = shape_asked(model, seq)
+    shape, sequence = shape_asked(model, seq, adapter)
     workload = Workload(batch=batch, sequence=sequence, clips_gradients=clips_gradients)
     workload.batch_per_gpu(box.num_gpus)
     return Request(

@@ -16,7 +16,8 @@ from lohan.errors import ConfigError
 from lohan.plan.plan import Plan
 from lohan.plan.run_room import DriveRoom, drive_rooms, parts_of, states_uses
 from lohan.train.run.disk_reservation import model_uses, out_uses
-from lohan.train.settings.config import Setting, written_settings
+from lohan.train.settings.adapter import AdapterSettings
+from lohan.train.settings.config import Setting, written_adapter, written_settings
 from lohan.train.settings.offload import read_lives
 from lohan.train.weights.model_places import local_place
 
@@ -43,6 +44,7 @@ class RunWords:
     out: str | None
     archive_steps: int | None
     save_total_limit: int | None
+    adapter: AdapterSettings | None
 
 
 def run_words(first: str | None, model: str | None, extra_args: list[str]) -> RunWords:
@@ -88,6 +90,7 @@ def run_words(first: str | None, model: str | None, extra_args: list[str]) -> Ru
         out=_value(written, "out"),
         archive_steps=_count(written, "offload.archive_steps"),
         save_total_limit=_count(written, "save_total_limit"),
+        adapter=written_adapter(written),
     )
 
 
@@ -107,7 +110,10 @@ def rooms_of(words: RunWords, plan: Plan) -> list[DriveRoom]:
     if words.out is not None:
         uses += out_uses(
             str(pathlib.Path(words.out).expanduser()),
-            plan.shape.num_parameters,
+            # An adapter is written in fp32, a model in 16 bits.
+            plan.shape.num_parameters
+            if words.adapter is None
+            else 2 * plan.shape.num_trained_parameters,
             num_steps=words.num_steps or 0,
             archive_steps=words.archive_steps,
             save_total_limit=words.save_total_limit,

@@ -22,9 +22,12 @@ def console() -> Console:
     return found
 
 
-def table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
+def table(
+    title: str, *columns: str, numbers: tuple[str, ...] = (), has_header: bool = True
+) -> Table:
     """An empty table; the columns in `numbers` are set to the right."""
     made = Table(
+        show_header=has_header,
         title=title,
         title_justify="left",
         title_style="bold",

@@ -39,8 +39,7 @@ def show_request(answer: Answer, console: Console) -> None:
     request, workload = answer.request, answer.request.workload
     shape = answer.plan.shape
     console.print(
-        f"{shape.name} ({format_count(shape.num_parameters)} parameters, {shape.num_blocks} blocks)"
-        f" on {request.machine.name}",
+        f"{shape.name} ({shape.in_words}, {shape.num_blocks} blocks) on {request.machine.name}",
         style="bold",
     )
     console.print(request.machine.description)
@@ -120,8 +119,7 @@ def _share(nbytes: int, budget: int) -> str:
 
 def show_step(step: SimulatedStep, run: RunTotals, machine: Machine, console: Console) -> None:
     """Print time, bytes, wear, bottleneck and lanes."""
-    shown = table("\nOne step (simulated)", "what", "value")
-    shown.show_header = False
+    shown = table("\nOne step (simulated)", "what", "value", has_header=False)
     stages = f"forward {format_seconds(step.forward_seconds)}, backward "
     stages += format_seconds(step.backward_seconds)
     if step.optimizer_seconds > _MINOR_SHARE * step.step_seconds:
@@ -150,8 +148,7 @@ def show_step(step: SimulatedStep, run: RunTotals, machine: Machine, console: Co
     )
     console.print(shown)
     title = f"\nA run of {format_count(run.num_tokens)} tokens (simulated)"
-    totals = table(title, "what", "value")
-    totals.show_header = False
+    totals = table(title, "what", "value", has_header=False)
     totals.add_row("steps", f"{run.num_steps:,}")
     totals.add_row("time", f"{run.hours:,.1f} hours ({format_seconds(run.hours * 3600)})")
     totals.add_row("written to SSD", format_bytes_decimal(run.written_bytes))
@@ -232,8 +229,8 @@ def show_nearest(answer: Answer, console: Console) -> None:
 
 def show_limits(answer: Answer, console: Console) -> None:
     """Print the largest batch and model on this machine."""
-    shown = table("\nLimits of this machine with this policy", "what", "value")
-    shown.show_header = False
+    title = "\nLimits of this machine with this policy"
+    shown = table(title, "what", "value", has_header=False)
     shown.add_row(
         "largest batch of this model",
         "none: not even one sequence per GPU fits"

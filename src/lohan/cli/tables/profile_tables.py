@@ -7,9 +7,11 @@ from rich.table import Table
 
 from lohan.cli.tables.output import table
 from lohan.hardware.drive_life import WRITES_PER_CAPACITY, LifeSource
+from lohan.hardware.machine import Machine
 from lohan.measure import Figure, MeasuredMachine
 from lohan.measure.cache import MOST_AGE
 from lohan.simulate.answers.machine_meaning import Meaning
+from lohan.simulate.bottleneck import lane_words
 from lohan.units import (
     format_bytes,
     format_bytes_decimal,
@@ -17,16 +19,6 @@ from lohan.units import (
     format_rate,
     format_seconds,
 )
-from lohan.vocabulary import Lane
-
-_LANE_WORDS = {
-    Lane.SSD_READ: "SSD reads",
-    Lane.SSD_WRITE: "SSD writes",
-    Lane.RAM_TO_GPU: "RAM-to-GPU copies",
-    Lane.GPU_TO_RAM: "GPU-to-RAM copies",
-    Lane.GPU: "compute",
-    Lane.CPU: "CPU updates",
-}
 
 
 def show_profile(
@@ -59,7 +51,7 @@ def show_profile(
     for note in _notes(measured):
         console.print(f"note: {note}")
     console.print()
-    _show_meaning(meaning, console, out)
+    _show_meaning(meaning, measured.machine, console, out)
     console.print(
         f"Kept for {MOST_AGE.days} days or until the hardware changes; --refresh measures again, "
         "--sustained 60 shows what a drive holds once its fast cache is full."
@@ -168,7 +160,9 @@ def _notes(measured: MeasuredMachine) -> list[str]:
     return notes
 
 
-def _show_meaning(meaning: Meaning | None, console: Console, out: pathlib.Path | None) -> None:
+def _show_meaning(
+    meaning: Meaning | None, machine: Machine, console: Console, out: pathlib.Path | None
+) -> None:
     if meaning is None:
         console.print("None of the models tried fits: too little memory or disk is free.")
         return
@@ -181,10 +175,10 @@ def _show_meaning(meaning: Meaning | None, console: Console, out: pathlib.Path |
         "of the step",
         numbers=("busy per step", "of the step"),
     )
-    for lane in sorted(_LANE_WORDS, key=lambda lane: -step.busy_seconds.get(lane, 0.0)):
-        busy = step.busy_seconds.get(lane, 0.0)
+    words = lane_words(machine)
+    for lane, busy in sorted(step.busy_seconds.items(), key=lambda pair: -pair[1]):
         if busy:
-            shown.add_row(_LANE_WORDS[lane], format_seconds(busy), f"{step.busy_share(lane):.0%}")
+            shown.add_row(words[lane], format_seconds(busy), f"{step.busy_share(lane):.0%}")
     console.print(shown)
     console.print(
         f"one step {format_seconds(step.step_seconds)}, {step.tokens_per_second:,.1f} tokens per "

@@ -62,7 +62,7 @@ def explained(model: nn.Module, stopped_in: Callable[[], str]) -> Iterator[None]
         raise ConfigError(
             f"{type(model).__name__} could not be traced; it stopped in {where}",
             why=f"{type(error).__name__}: {reason}",
-            remedy="pass inputs= that its forward accepts; a forward that branches on the values "
+            remedy="pass a batch that its forward accepts; a forward that branches on the values "
             "of tensors cannot be traced without computing them",
         ) from error
 

@@ -129,15 +129,15 @@ class OurMemory:
         """GPU memory for swapped outputs of the block at work and its neighbour, a micro-batch."""
         return 2 * -(-swapped_bytes // self.num_micro_batches)
 
-    def _states_line(self, stored_bytes: int, other_bytes: int) -> LedgerLine:
+    def _states_line(self, slot_bytes: int, frozen_bytes: int, other_bytes: int) -> LedgerLine:
         """Two slots per block, so that a sealed checkpoint is never overwritten; one where that
-        leaves the drives too little for what else is on them."""
-        if 2 * stored_bytes + other_bytes <= self.budgets[Tier.SSD]:
+        leaves the drives too little for what else is on them. What is frozen is there once."""
+        if 2 * slot_bytes + frozen_bytes + other_bytes <= self.budgets[Tier.SSD]:
             purpose, num_slots = "states in two slots", 2
         else:
             purpose = "states in one slot (two do not fit: a crash in a step loses the run)"
             num_slots = 1
-        return line(Tier.SSD, purpose, num_slots * stored_bytes, "add a drive")
+        return line(Tier.SSD, purpose, num_slots * slot_bytes + frozen_bytes, "add a drive")
 
     def ledger(self, plans: Sequence[BlockPlan], gradient_slots: int | None) -> Ledger:
         """Every line of the plan."""
@@ -155,27 +155,26 @@ class OurMemory:
             + 10 * changing * (TensorKind.OS32 in plan.residents)
             for own, changing, plan in zip(counts, trained, plans, strict=True)
         )
+        frozen = 2 * sum(
+            (own - changing) * (TensorKind.P16 not in plan.residents)
+            for own, changing, plan in zip(counts, trained, plans, strict=True)
+        )
+        weights = self.system.num_weight_slots * blocks.largest_weights_bytes
+        gradients = self.system.num_gradient_slots * blocks.largest_gradient_bytes
+        kept = sum(cost.kept_bytes for cost in costs)
+        ahead = sizes[PoolName.RING] + sizes[PoolName.HELD] + sizes[PoolName.FRESH]
+        in_ram = sum(cost.to_ram_bytes for cost in costs) * num_gpus
         on_ssd = max(cost.to_ssd_bytes for cost in costs) * num_gpus
+        spilling = self.system.num_spill_slots * on_ssd
         batch_remedy = "use a smaller batch or a shorter sequence"
         block_remedy = "use a GPU with more memory or a model with smaller blocks"
         split_remedy = "use a GPU with more memory or fewer micro-batches"
         ram_remedy = "give it more RAM"
-
         swapped_to_ssd = sum(cost.to_ssd_bytes for cost in costs) * num_gpus
         spilled = blocks.all_gradients_bytes * self.system.spills_gradients
         lines = [
-            line(
-                Tier.GPU,
-                "weights in flight",
-                self.system.num_weight_slots * blocks.largest_weights_bytes,
-                block_remedy,
-            ),
-            line(
-                Tier.GPU,
-                "gradients",
-                self.system.num_gradient_slots * blocks.largest_gradient_bytes,
-                block_remedy,
-            ),
+            line(Tier.GPU, "weights in flight", weights, block_remedy),
+            line(Tier.GPU, "gradients", gradients, block_remedy),
             *(
                 line(Tier.GPU, purpose, nbytes, remedy, is_constant=True)
                 for purpose, nbytes, remedy in (
@@ -186,15 +185,8 @@ class OurMemory:
                 )
             ),
             line(Tier.GPU, "activations on their way", moving, batch_remedy),
-            line(
-                Tier.GPU, "activations kept", sum(cost.kept_bytes for cost in costs), batch_remedy
-            ),
-            line(
-                Tier.RAM,
-                "weights read ahead",
-                sizes[PoolName.RING] + sizes[PoolName.HELD] + sizes[PoolName.FRESH],
-                ram_remedy,
-            ),
+            line(Tier.GPU, "activations kept", kept, batch_remedy),
+            line(Tier.RAM, "weights read ahead", ahead, ram_remedy),
             line(
                 Tier.RAM,
                 "weights and gradients of peers",
@@ -203,21 +195,13 @@ class OurMemory:
             ),
             line(Tier.RAM, "states in flight", sizes[PoolName.STATES], ram_remedy),
             line(Tier.RAM, "gradients waiting", sizes[PoolName.WAITING], ram_remedy),
-            line(
-                Tier.RAM,
-                "swapped activations",
-                sum(cost.to_ram_bytes for cost in costs) * num_gpus,
-                batch_remedy,
-            ),
-            line(
-                Tier.RAM,
-                "activations on their way",
-                self.system.num_spill_slots * on_ssd,
-                batch_remedy,
-            ),
+            line(Tier.RAM, "swapped activations", in_ram, batch_remedy),
+            line(Tier.RAM, "activations on their way", spilling, batch_remedy),
             line(Tier.RAM, "resident states", resident, ram_remedy, is_constant=True),
             self._states_line(
-                2 * sum(counts) + 10 * sum(trained) - resident, swapped_to_ssd + spilled
+                2 * sum(counts) + 10 * sum(trained) - resident - frozen,
+                frozen,
+                swapped_to_ssd + spilled,
             ),
             line(Tier.SSD, "swapped activations", swapped_to_ssd, "add a drive"),
             line(Tier.SSD, "waiting gradients", spilled, "add a drive"),

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lohan.report.html.markup import shortened
-from lohan.report.run_files import RunFiles
-from lohan.report.run_files.log_lines import RunLog
+from lohan.report.run_files import RunFiles, RunLog
 from lohan.simulate.answers.advice import Advice
 from lohan.simulate.bottleneck import without_shares
 from lohan.vocabulary import Tier

@@ -1,20 +1,43 @@
 """Memory per tier and wear: what the plan set aside, what was measured, what the drives took.
 
-Owns the reading of a saved plan's ledger, and the bars and tables made from it.
+Owns the reading of a saved plan's ledger, and the bars (in shares of their width, so they follow
+the page) and tables made from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from lohan.report.html.markup import Table, shortened
-from lohan.report.html.stacked_bar import NUM_COLOURS, BarPiece, Mark, stacked_bar
+from lohan.report.html.markup import Table, filled, shortened
 from lohan.report.run_files import RunFiles
 from lohan.report.sections import facts
 from lohan.report.sections.headline import format_share
+from lohan.report.svg import number_of
 from lohan.units import format_bytes, format_bytes_decimal
 from lohan.vocabulary import Tier
 
 _BUDGET = "budget"
 _MOST_LINES = 40
+_NUM_COLOURS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPiece:
+    """One part of a bar."""
+
+    nbytes: int
+    colour: int
+    """Which colour of the page, from 1."""
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A line across the bar."""
+
+    look: str
+    """Class name: `budget` or `peak`."""
+    nbytes: int
+    hint: str
 
 
 def memory(run: RunFiles) -> list[dict[str, object]]:
@@ -68,7 +91,7 @@ def _tier(
     pieces = [
         BarPiece(
             nbytes=nbytes,
-            colour=_colour(number),
+            colour=number % _NUM_COLOURS + 1,
             hint=f"{purpose}: {format_bytes(nbytes)}",
         )
         for number, (purpose, nbytes) in enumerate(uses)
@@ -94,8 +117,28 @@ def _tier(
     }
 
 
-def _colour(number: int) -> int:
-    return number % NUM_COLOURS + 1
+def stacked_bar(anchor: str, pieces: Sequence[BarPiece], marks: Sequence[Mark]) -> str:
+    """Return a bar of pieces from left to right, with marks across.
+
+    The element `<anchor>-title` elsewhere on the page is its name.
+    """
+    total_bytes = sum(piece.nbytes for piece in pieces)
+    # A little room on the right: a mark at the very end would be cut in half.
+    scale = 99.0 / max(total_bytes, *(mark.nbytes for mark in marks), 1)
+    placed = []
+    left = 0.0
+    for piece in pieces:
+        width = piece.nbytes * scale
+        placed.append((piece, number_of(left), number_of(width)))
+        left += width
+    hints = [piece.hint for piece in pieces] + [mark.hint for mark in marks]
+    return filled(
+        "stacked_bar.html",
+        anchor=anchor,
+        described=" ".join(f"{hint}." for hint in hints),
+        pieces=placed,
+        marks=[(mark, number_of(mark.nbytes * scale)) for mark in marks],
+    )
 
 
 def wear(run: RunFiles) -> dict[str, object]:

@@ -12,8 +12,14 @@ from lohan.errors import DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.model.names import models_like
 from lohan.model.shape import ModelShape
-from lohan.plan.limits import Question, largest_batch, largest_model
-from lohan.plan.nearest import NearestFit, more_memory, nearest_fits
+from lohan.plan.limits import (
+    NearestFit,
+    Question,
+    largest_batch,
+    largest_model,
+    more_memory,
+    nearest_fits,
+)
 from lohan.plan.plan import Plan
 from lohan.plan.policies import SystemPolicy
 from lohan.plan.run_cost import run_cost, run_warnings
@@ -92,6 +98,7 @@ class Answer:
             "simulated": True,
             "model": self.plan.shape.name,
             "num_parameters": self.plan.shape.num_parameters,
+            "num_trained_parameters": self.plan.shape.num_trained_parameters,
             "machine": request.machine.name,
             "machine_description": request.machine.description,
             "num_gpus": request.machine.num_gpus,

@@ -8,43 +8,18 @@ import os
 import pathlib
 
 from lohan import _native
-from lohan.errors import HardwareError
 from lohan.ssd.engines.native_engine import NativeEngine
-
-ENGINE_NAMES = ("io_uring", "threads")
 
 _DISABLED_SWITCH = pathlib.Path("/proc/sys/kernel/io_uring_disabled")
 
 
-def choose_engine(wanted: str | None = None) -> tuple[NativeEngine, str]:
-    """Return the best engine of this machine and the reason: io_uring, else threads.
-
-    Args:
-        wanted: a name of `ENGINE_NAMES` to have that one or an error.
-
-    Raises:
-        HardwareError: the wanted engine is unknown or does not work here.
-    """
-    if wanted is not None and wanted not in ENGINE_NAMES:
-        raise HardwareError(
-            f"there is no I/O engine {wanted!r}",
-            why=f"the engines are {' and '.join(ENGINE_NAMES)}",
-            remedy="name one of those, or none to have the best one chosen",
-        )
-    if wanted == "threads":
-        return NativeEngine(is_uring=False), "threads: asked for"
+def choose_engine() -> tuple[NativeEngine, str]:
+    """Return the best engine of this machine and the reason: io_uring, else threads."""
     try:
-        engine = NativeEngine(is_uring=True)
+        return NativeEngine(is_uring=True), "io_uring: the kernel offers it"
     except OSError as error:
         refusal = explain_uring_refusal(error.errno or errno.EIO)
-        if wanted == "io_uring":
-            raise HardwareError(
-                "io_uring was asked for and does not work here",
-                why=refusal,
-                remedy="leave the choice open (threads need nothing special), or enable io_uring",
-            ) from None
         return NativeEngine(is_uring=False), f"threads: {refusal}"
-    return engine, "io_uring: asked for" if wanted else "io_uring: the kernel offers it"
 
 
 def explain_uring_refusal(number: int) -> str:

@@ -58,7 +58,7 @@ def answer_template(rows: TrainingRows, tokenizer: Any, args: Any) -> str | None
     Raises:
         ConfigError: only answers are to be trained on, and rows are no chats.
     """
-    if not args.assistant_only_loss:
+    if not getattr(args, "assistant_only_loss", False):
         return None
     if not rows.is_chat:
         raise ConfigError(

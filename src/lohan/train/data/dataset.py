@@ -18,6 +18,7 @@ from lohan.train.data.row_files import Row, check_file, read_rows
 from lohan.train.data.row_formats import RowFormat, convert, recognise
 
 _HASH_BYTES = 1 << 20
+_OF_PLAIN_MESSAGES = ("role", "content")
 _MOST_CHARACTERS = 16_000_000
 """Of a row: some books, and some seconds of a tokenizer."""
 
@@ -35,7 +36,12 @@ class TrainingRows:
 
 
 def load_rows(
-    paths: Sequence[str], *, cache: pathlib.Path | None = None, text_column: str | None = None
+    paths: Sequence[str],
+    *,
+    cache: pathlib.Path | None = None,
+    text_column: str | None = None,
+    forms: str = "sft",
+    is_streamed: bool = False,
 ) -> TrainingRows:
     """Read files, check every row and put them into one table.
 
@@ -43,16 +49,21 @@ def load_rows(
         paths: files, or the id of one data set on the hub.
         cache: folder for the table, which is read from disk; None keeps it in RAM.
         text_column: a column to train on as it is.
+        forms: which forms of rows may be meant (`row_formats.FORMS`).
+        is_streamed: read rows when they are needed, and check each one then.
 
     Raises:
         ConfigError: a file or row cannot be used; it is named.
     """
     import datasets
 
+    if is_streamed:
+        return _streamed(paths, text_column, forms)
     files_hash = _hash_files(paths)
-    form, columns, first = _check_rows(paths, text_column)
+    form, columns, first, is_plain = _check_rows(paths, text_column, forms)
+    is_plain = is_plain and forms not in ("sft", "text")
     features = datasets.Features(
-        {name: _feature(first.get(name, ""), datasets) for name in columns}
+        {name: _feature(first.get(name, ""), datasets, is_plain) for name in columns}
     )
 
     place = ""
@@ -94,21 +105,48 @@ def load_rows(
     )
 
 
-def _feature(value: Any, datasets: Any) -> Any:
+def _streamed(paths: Sequence[str], text_column: str | None, forms: str) -> TrainingRows:
+    import datasets
+
+    first = next(_all_rows(paths))
+    form = recognise(first, text_column=text_column, forms=forms)
+    converted = convert(first, form)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row in _all_rows(paths):
+            found = convert(row, form)
+            _refuse_endless(row, found)
+            yield found
+
+    features = {name: _feature(value, datasets) for name, value in converted.items()}
+    table = datasets.IterableDataset.from_generator(rows, features=datasets.Features(features))
+    return TrainingRows(
+        table=table, format_name=form.name, is_chat=form.is_chat(converted), files_hash=""
+    )
+
+
+def _feature(value: Any, datasets: Any, is_plain: bool = False) -> Any:
+    if isinstance(value, bool | float):
+        return datasets.Value("bool" if isinstance(value, bool) else "float64")
+    if isinstance(value, list) and is_plain:
+        # TRL writes texts over them, which JSON would take apart.
+        return datasets.List({name: datasets.Value("string") for name in _OF_PLAIN_MESSAGES})
     # Messages of one table may have different keys (tool calls), so each is kept as JSON.
     return datasets.List(datasets.Json()) if isinstance(value, list) else datasets.Value("string")
 
 
 def _check_rows(
-    paths: Sequence[str], text_column: str | None
-) -> tuple[RowFormat, list[str], dict[str, Any]]:
-    """Convert every row once: the form, the columns that occur, and the first converted row."""
+    paths: Sequence[str], text_column: str | None, forms: str
+) -> tuple[RowFormat, list[str], dict[str, Any], bool]:
+    """Convert every row once: the form, the columns that occur, the first converted row, and
+    whether messages have a role and a content and nothing else."""
     form: RowFormat | None = None
+    is_plain = True
     columns: dict[str, None] = {}
     first: dict[str, Any] = {}
     for row in _all_rows(paths):
         if form is None:
-            form = recognise(row, text_column=text_column)
+            form = recognise(row, text_column=text_column, forms=forms)
         converted = convert(row, form)
         _refuse_endless(row, converted)
         first = first or converted
@@ -119,8 +157,12 @@ def _check_rows(
                 remedy="put rows of different kinds into different files",
             )
         columns.update(dict.fromkeys(converted))
+        lists = [value for value in converted.values() if isinstance(value, list)]
+        is_plain = is_plain and all(
+            set(message) == set(_OF_PLAIN_MESSAGES) for messages in lists for message in messages
+        )
     assert form is not None, "read_rows refuses a file without rows"
-    return form, list(columns), first
+    return form, list(columns), first, is_plain
 
 
 def _refuse_endless(row: Row, converted: Mapping[str, Any]) -> None:
@@ -187,7 +229,14 @@ def _hash_files(paths: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def refuse_missing_template(rows: TrainingRows, tokenizer: Any, model: str) -> None:
+def another_template(args: Any) -> str:
+    """How a run is given another chat template, in words; not every task has an argument for it."""
+    if hasattr(args, "chat_template_path"):
+        return "give another template with chat_template_path (a .jinja file or another model)"
+    return "put another template into the tokenizer (chat_template.jinja in the model's folder)"
+
+
+def refuse_missing_template(rows: TrainingRows, tokenizer: Any, model: str, args: Any) -> None:
     """Refuse chat rows for a model whose tokenizer cannot render them.
 
     Raises:
@@ -197,8 +246,7 @@ def refuse_missing_template(rows: TrainingRows, tokenizer: Any, model: str) -> N
         raise ConfigError(
             f"the tokenizer of {model} has no chat template",
             why=f"rows of the form {rows.format_name} are conversations",
-            remedy="give one with chat_template_path (a .jinja file or another model), or give "
-            "rows with a text column",
+            remedy=f"{another_template(args).replace('another', 'a', 1)}, or give rows of text",
         )
 
 
@@ -220,17 +268,27 @@ def find_refused_row(
         needs_answers: a row without one is refused too.
     """
     for number, row in enumerate(rows.table, start=1):
-        messages = row.get("messages") or [*(row.get("prompt") or []), *(row["completion"] or [])]
         tools = json.loads(row.get("tools") or "null")
-        try:
-            tokenizer.apply_chat_template(
-                messages, tools=tools, chat_template=template, tokenize=False
-            )
-        except Exception as error:  # whatever a template raises
-            return number, f"{' '.join(str(error).split())} ({_roles(messages)})"
-        if needs_answers and not any(message.get("role") == "assistant" for message in messages):
-            return number, f"no message is the assistant's ({_roles(messages)})"
+        for messages in _conversations(row):
+            try:
+                tokenizer.apply_chat_template(
+                    messages, tools=tools, chat_template=template, tokenize=False
+                )
+            except Exception as error:  # whatever a template raises
+                return number, f"{' '.join(str(error).split())} ({_roles(messages)})"
+            if needs_answers and not any(one.get("role") == "assistant" for one in messages):
+                return number, f"no message is the assistant's ({_roles(messages)})"
     return None
+
+
+def _conversations(row: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """What of a row is rendered: a conversation, or one for each of two answers."""
+    if row.get("messages"):
+        yield row["messages"]
+        return
+    for name in ("completion", "chosen", "rejected"):
+        if name in row:
+            yield [*(row.get("prompt") or []), *(row[name] or [])]
 
 
 def _roles(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError
-from lohan.train.data.dataset import TrainingRows, find_refused_row, refuse_missing_template
+from lohan.train.data.dataset import (
+    TrainingRows,
+    another_template,
+    find_refused_row,
+    refuse_missing_template,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,7 @@ class TextPiece:
 class RowPreview:
     """One row as tokens."""
 
-    number: int
+    name: str
     pieces: tuple[TextPiece, ...]
     num_tokens: int
     num_trained_tokens: int
@@ -47,8 +52,13 @@ class DataPreview:
     max_length: int | None
 
 
-def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) -> Any:
+def prepare_tokens(
+    rows: TrainingRows, tokenizer: Any, args: Any, model: str, kind: Any = None
+) -> Any:
     """Tokens and labels of every row, whole, by TRL's own preparation.
+
+    Args:
+        kind: the trainer, where it is none of supervised fine-tuning; a row of it may be several.
 
     Raises:
         ConfigError: the tokenizer has no chat template, it refuses a row, which is named, or only
@@ -60,9 +70,12 @@ def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) ->
 
     from lohan.train.data.answer_marks import answer_template
 
-    refuse_missing_template(rows, tokenizer, model)
+    refuse_missing_template(rows, tokenizer, model, args)
     whole = copy.copy(args)
     whole.max_length, whole.packing, whole.shuffle_dataset = None, False, False
+    if kind is not None and not issubclass(kind, trl.SFTTrainer):
+        with explained_rows(rows, tokenizer, args, None):
+            return _answers(rows.table, tokenizer, whole, kind)
     template = answer_template(rows, tokenizer, args)
     is_completion = args.completion_only_loss
     if is_completion is None:
@@ -77,12 +90,51 @@ def prepare_tokens(rows: TrainingRows, tokenizer: Any, args: Any, model: str) ->
         )
 
 
+_NO_LIMIT = 10**9
+
+
+def _answers(table: Any, tokenizer: Any, args: Any, kind: Any) -> list[dict[str, Any]]:
+    """Every answer of every row as a sequence; what is asked has no label."""
+    trainer = object.__new__(kind)
+    # The attributes of a trainer that its preparation reads.
+    vars(trainer).update(
+        _tokenizer=tokenizer,
+        processing_class=tokenizer,
+        calculate_KL=False,
+        is_encoder_decoder=False,
+        max_length=_NO_LIMIT,
+        desirable_weight=1.0,
+        undesirable_weight=1.0,
+    )
+    if hasattr(kind, "_prepare_dataset"):
+        table = kind._prepare_dataset(trainer, table, tokenizer, args, "preview")
+    else:
+        from trl.data_utils import maybe_apply_chat_template, maybe_extract_prompt
+
+        table = table.map(maybe_extract_prompt)
+        table = table.map(maybe_apply_chat_template, fn_kwargs={"processing_class": tokenizer})
+        table = table.map(trainer.tokenize_row)
+    ways = [names for names in kind.token_columns if set(names) <= set(table.column_names)]
+    found = []
+    for number, row in enumerate(table, start=1):
+        for names in ways:
+            *asked, answer = names
+            tokens = [token for name in names for token in row[name]]
+            labels = row.get(answer.replace("_input_ids", "_labels")) or tokens
+            if asked:
+                labels = [-100] * (len(tokens) - len(row[answer])) + row[answer]
+            shown = answer.removesuffix("_ids").removesuffix("_input")
+            found.append({"input_ids": tokens, "labels": labels, "name": f"row {number}, {shown}"})
+    return found
+
+
 class explained_rows:
     """Within it, an error of a chat template names the row."""
 
     def __init__(self, rows: TrainingRows, tokenizer: Any, args: Any, template: str | None) -> None:
         self._rows, self._tokenizer, self._template = rows, tokenizer, template
-        self._needs_answers = args.assistant_only_loss
+        self._needs_answers = bool(getattr(args, "assistant_only_loss", False))
+        self._args = args
 
     def __enter__(self) -> None:
         pass
@@ -99,7 +151,7 @@ class explained_rows:
         raise ConfigError(
             f"the chat template refuses row {number}",
             why=why,
-            remedy="correct or delete the row, or give another template with chat_template_path",
+            remedy=f"correct or delete the row, or {another_template(self._args)}",
         ) from error
 
 
@@ -121,7 +173,7 @@ def preview_rows(
         if number <= num_shown:
             shown.append(
                 RowPreview(
-                    number=number,
+                    name=row.get("name", f"row {number}"),
                     pieces=_pieces(tokens, labels, tokenizer),
                     num_tokens=len(tokens),
                     num_trained_tokens=trained,

@@ -1,4 +1,4 @@
-"""What a row means: the five forms people have, and TRL's form of each.
+"""What a row means: the forms people have, and TRL's form of each.
 
 Owns recognising a form by its columns and converting one row. Ambiguity and every value that
 is not valid is an error that names the row and shows its columns. Called by `dataset`.
@@ -42,12 +42,13 @@ class RowFormat:
 _DEFAULT_TEXT_COLUMN = "text"
 
 
-def recognise(row: Row, *, text_column: str | None = None) -> RowFormat:
+def recognise(row: Row, *, text_column: str | None = None, forms: str = "sft") -> RowFormat:
     """Tell the form of a file from its first row.
 
     Args:
         row: the first one.
         text_column: the column to train on as it is, when the user named one.
+        forms: which of `FORMS` may be meant.
 
     Raises:
         ConfigError: no form fits, or more than one does.
@@ -61,7 +62,8 @@ def recognise(row: Row, *, text_column: str | None = None) -> RowFormat:
             why="dataset_text_field names it as the text to train on",
             remedy="correct dataset_text_field, or leave it out",
         )
-    fitting = [form for form in FORMATS if all(column in row.fields for column in form.needs)]
+    known = FORMS[forms]
+    fitting = [form for form in known if all(column in row.fields for column in form.needs)]
     if len(fitting) == 1:
         return fitting[0]
     shown = ", ".join(columns)
@@ -72,11 +74,14 @@ def recognise(row: Row, *, text_column: str | None = None) -> RowFormat:
             why="it cannot be told which columns are meant",
             remedy="delete the columns that are not meant, or name one with dataset_text_field",
         )
-    wanted = "; ".join(f"{form.name}: {', '.join(form.needs)}" for form in FORMATS)
+    wanted = "; ".join(f"{form.name}: {', '.join(form.needs)}" for form in known)
+    is_text = forms in ("sft", "text")
     raise ConfigError(
         f"{row.place} has the columns {shown or '(none)'}: no known form",
         why=f"known forms and their columns are {wanted}",
-        remedy="rename the columns, or name the one with the text with dataset_text_field",
+        remedy="rename the columns, or name the one with the text with dataset_text_field"
+        if is_text
+        else "rename the columns, or train another task with --task",
     )
 
 
@@ -162,6 +167,59 @@ def _from_prompt(row: Row) -> dict[str, Any]:
     }
 
 
+def _from_pair(row: Row) -> dict[str, Any]:
+    names = [name for name in ("prompt", "chosen", "rejected") if row.fields.get(name) is not None]
+    found = _of_one_kind(row, names)
+    if found["chosen"] == found["rejected"]:
+        raise ConfigError(
+            f"{row.place}: chosen and rejected are the same",
+            why="nothing can be learned from a pair of equal answers",
+            remedy="correct or delete the row",
+        )
+    margin = row.fields.get("margin")
+    if margin is None:
+        return found
+    try:
+        return {**found, "margin": float(margin)}
+    except (TypeError, ValueError):
+        raise _wrong(row, "margin", margin, "a number") from None
+
+
+def _from_judged(row: Row) -> dict[str, Any]:
+    label = row.fields["label"]
+    meant = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+    if str(label).strip().lower() not in meant:
+        raise _wrong(row, "label", label, "true or false")
+    answer = _of_one_kind(row, ["prompt", "completion"])
+    return {**answer, "label": meant[str(label).strip().lower()]}
+
+
+def _of_one_kind(row: Row, names: list[str]) -> dict[str, Any]:
+    """Columns that are all texts, or all lists of messages."""
+    for name in ("chosen", "rejected", "completion"):
+        if name in row.fields and row.fields[name] is None:
+            raise _wrong(row, name, None, "a text, or a list of messages")
+    are_texts = [isinstance(row.fields[name], str) for name in names]
+    if all(are_texts):
+        texts = {name: _text(row, name, row.fields[name]) for name in names}
+        return {
+            name: one if name == "prompt" else _filled(row, name, one)
+            for name, one in texts.items()
+        }
+    if any(are_texts) and not all(str(row.fields[name]).lstrip().startswith("[") for name in names):
+        raise ConfigError(
+            f"{row.place}: {', '.join(names)} are not of one kind",
+            why="all are texts, or all are lists of messages",
+            remedy="write all in the same way",
+        )
+    found = {name: _messages(row, name, row.fields[name]) for name in names}
+    return {**found, **_tools(row)}
+
+
+def _is_chat(row: Mapping[str, Any]) -> bool:
+    return not isinstance(row.get("chosen", row.get("completion")), str)
+
+
 def _text_format(column: str) -> RowFormat:
     return RowFormat(
         name=column,
@@ -189,6 +247,20 @@ FORMATS = (
     ),
     _text_format("text"),
 )
+_PAIRS = RowFormat(name="pairs", needs=("chosen", "rejected"), convert=_from_pair, is_chat=_is_chat)
+_JUDGED = RowFormat(
+    name="judged answers",
+    needs=("prompt", "completion", "label"),
+    convert=_from_judged,
+    is_chat=_is_chat,
+)
+FORMS: dict[str, tuple[RowFormat, ...]] = {
+    "sft": FORMATS,
+    "text": FORMATS[-1:],
+    "pairs": (_PAIRS,),
+    "judged": (_JUDGED, _PAIRS),
+}
+"""By what is trained."""
 
 
 def _messages(row: Row, column: str, found: Any) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ def load_tokenizer(place: ModelPlace, args: Any) -> Any:
     from lohan.train.weights.source import tokenizer_in
 
     tokenizer = tokenizer_in(place, trust_remote_code=args.trust_remote_code)
-    path = args.chat_template_path
+    path = getattr(args, "chat_template_path", None)
     if path is None:
         return tokenizer
     # Set here, so that TRL does not add tokens: the embedding keeps its size.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from lohan.errors import ConfigError, LohanError
+from lohan.train.adapters.adapter_files import check_adapter_directory, is_adapter_directory
 from lohan.train.run.resume_point import (
     RESUME_NAME,
     check_checkpoint,
@@ -102,9 +103,12 @@ def _check_run(place: RunPlace) -> dict[str, object]:
 def _check_model(
     directory: pathlib.Path, *, quick: bool, trust_remote_code: bool
 ) -> dict[str, object]:
-    report = check_model_directory(
-        directory, should_read_values=not quick, trust_remote_code=trust_remote_code
-    )
+    if is_adapter_directory(directory):
+        report = check_adapter_directory(directory, should_read_values=not quick)
+    else:
+        report = check_model_directory(
+            directory, should_read_values=not quick, trust_remote_code=trust_remote_code
+        )
     found = [] if quick else _check_files(directory)
     num_copies = sum(map(has_archive, [directory, *checkpoints(directory)]))
     return {

@@ -8,6 +8,7 @@ Called by `fine_tune`, and by the trainers for the lock.
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import pathlib
 import shutil
@@ -130,6 +131,21 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         let_go(descriptor)
+
+
+def set_aside(out: pathlib.Path, run_id: str) -> pathlib.Path | None:
+    """Make room for another run where the one in OUT has ended; where its files are then.
+
+    None where it has not ended, or is of an older release: nothing is changed then.
+    """
+    folder = working_folder(out)
+    summary = folder / "summary.json"
+    if folder == out or not summary.is_file():
+        return None
+    found = json.loads(summary.read_text(encoding="utf-8"))
+    if found.get("run_id") != run_id or found.get("stopped_because") is not None:
+        return None
+    return folder.rename(folder.with_name(f"{folder.name}-{run_id}"))
 
 
 def clear_folder_of(run_id: str, out: pathlib.Path) -> None:

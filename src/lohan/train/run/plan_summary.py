@@ -16,7 +16,7 @@ from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.plan.run_room import DriveRoom
 from lohan.simulate.answers.advice import larger_batch, question_of
 from lohan.simulate.answers.batch_advice import BatchChoice
-from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
+from lohan.units import format_bytes, format_bytes_decimal, format_seconds
 from lohan.vocabulary import Choice, Tier
 
 _CHOICES = {
@@ -57,7 +57,7 @@ def plan_in_words(
         if tier in ledger.budgets
     )
     lines = [
-        f"{format_count(shape.num_parameters)} parameters in {shape.num_blocks} blocks; "
+        f"{shape.in_words} in {shape.num_blocks} blocks; "
         f"{plan.workload.batch} x {plan.workload.sequence} tokens a step in "
         f"{_micro_batches(plan.num_micro_batches)}; policy {plan.policy}",
         f"{'fits' if ledger.fits else 'does not fit'}: {memory}",

@@ -34,6 +34,8 @@ from lohan.working_folder import RUN_NAME, make_working_folder, working_folder
 RESUME_NAME = "resume.json"
 TRAINER_NAME = "trainer_state.json"
 STATES_FOLDER = "states"
+REFERENCE_NAME = "reference.safetensors"
+"""Of runs that compare with their first weights: what these gave for every row."""
 VERSION = 2
 UNLISTED_VERSION = 1
 """Of folders of older releases, which have no list of their files."""
@@ -169,7 +171,8 @@ def read_resume(checkpoint: pathlib.Path, seal: Mapping[str, Any] | None = None)
                 path=str(listed),
             )
         index = (_INDEX,) if has_archive(checkpoint) else ()
-        check_files(checkpoint, files, (RESUME_NAME, TRAINER_NAME, *index))
+        reference = (REFERENCE_NAME,) if REFERENCE_NAME in files else ()
+        check_files(checkpoint, files, (RESUME_NAME, TRAINER_NAME, *index, *reference))
     found = read_record(
         path,
         dict[str, Any],
@@ -195,7 +198,7 @@ def read_state(checkpoint: pathlib.Path) -> dict[str, Any]:
 
 def model_files(files: Iterable[str]) -> list[str]:
     """The files of a checkpoint folder that are its model, where it has one."""
-    own = (RESUME_NAME, TRAINER_NAME)
+    own = (RESUME_NAME, TRAINER_NAME, REFERENCE_NAME)
     return [n for n in files if n not in own and not n.startswith(f"{STATES_FOLDER}/")]
 
 
@@ -220,13 +223,31 @@ def publish(temporary: pathlib.Path, out: pathlib.Path, step: int) -> pathlib.Pa
     """Give a finished checkpoint folder its name."""
     path = out / checkpoint_name(step)
     if path.exists() and not (path / RESUME_NAME).exists():
-        raise CheckpointError(
-            f"{path} is there and was not written by lohan",
-            why="a checkpoint of this run belongs there, and nothing of others is replaced",
-            remedy="move it away, or use another output folder",
-        )
+        raise _foreign(path)
     publish_directory(temporary, path)
     return path
+
+
+def refuse_foreign_checkpoints(out: pathlib.Path, num_steps: int | None) -> None:
+    """Refuse, before a run begins, folders of others where its checkpoints belong.
+
+    Raises:
+        CheckpointError: one is of a step that the run will have, or may have.
+    """
+    for path in sorted(out.glob("checkpoint-*")):
+        step = path.name.removeprefix("checkpoint-")
+        if not step.isdigit() or (path / RESUME_NAME).exists():
+            continue
+        if num_steps is None or int(step) <= num_steps:
+            raise _foreign(path)
+
+
+def _foreign(path: pathlib.Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is there and was not written by lohan",
+        why="a checkpoint of this run belongs there, and nothing of others is replaced",
+        remedy="move it away, or use another output folder",
+    )
 
 
 def checkpoints(out: pathlib.Path) -> list[pathlib.Path]:
@@ -287,13 +308,14 @@ def refuse_changes(
     arguments: Mapping[str, Any],
     model: Mapping[str, Any],
     data_hash: str | None,
+    may_differ: frozenset[str] = frozenset(),
 ) -> None:
     """Refuse to continue with other arguments, another model or other data; show the difference.
 
     Raises:
         ConfigError: something that decides the weights is not what it was.
     """
-    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER | _LENGTH)
+    changed = differences(sealed["arguments"], arguments, but=_MAY_DIFFER | _LENGTH | may_differ)
     if changed:
         raise ConfigError(
             f"{len(changed)} setting(s) are not those of {checkpoint}: " + "; ".join(changed),

@@ -21,6 +21,9 @@ from lohan.ssd import RunDirectories, choose_engine
 from lohan.ssd.engines.storage_errors import storage_error
 from lohan.store import ComputeFormat, Manifest, StateStore, list_left_runs, open_states
 from lohan.store.seals.manifest import MANIFEST_NAME
+from lohan.train.adapters.adapter_files import export_adapter, saved_names
+from lohan.train.adapters.adapting import ADAPTER
+from lohan.train.adapters.merging import adapted_skeleton, merged_tensors, refuse_unmergeable
 from lohan.train.run.resume_point import read_resume
 from lohan.train.weights.check_export import ModelDirectoryReport
 from lohan.train.weights.checkpoint_files import shown
@@ -162,11 +165,13 @@ def export_run(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     trust_remote_code: bool = False,
+    should_merge_adapter: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelDirectoryReport:
-    """Write the model of a run's last seal, streaming from its states.
+    """Write the model of a run's last seal, or its adapter, streaming from its states.
 
     Args:
+        should_merge_adapter: write the base with the adapter merged in.
         model: what the run started from; known to the run itself if it was made by a trainer.
         dtype: the run's compute type if not given.
 
@@ -180,12 +185,29 @@ def export_run(
         is_bf16 = store.layout.compute_format is ComputeFormat.BF16
         compute_dtype = torch.bfloat16 if is_bf16 else torch.float16
         source = _source_of(place, store.sealed, model, compute_dtype, trust_remote_code)
-        _refuse_other_model(source, store, place)
+        adapter = store.sealed.metadata.get("user", {}).get(ADAPTER)
+        adapted: Any = None
+        if adapter is not None:
+            adapted = adapted_skeleton(source.make_model(), adapter)
+        _refuse_other_model(source, adapted, store, place)
+        if should_merge_adapter:
+            _refuse_unmergeable(adapted, source, place)
+        should_leave_base = adapted is not None and not should_merge_adapter
         # Closed here, before the store, whatever becomes of the export.
-        with contextlib.closing(store.masters()) as masters:  # type: ignore[type-var]
+        with contextlib.closing(  # type: ignore[type-var]
+            store.masters(are_frozen_wanted=not should_leave_base)
+        ) as masters:
+            if should_leave_base:
+                names, tokenizer = saved_names(adapted, is_named=True), source.load_tokenizer()
+                return export_adapter(
+                    adapted, names, masters, out, fields=adapter, tokenizer=tokenizer
+                )
+            tensors: Iterator[tuple[str, torch.Tensor]] = masters
+            if adapted is not None:
+                tensors = merged_tensors(adapted, masters, dtype or compute_dtype)
             return export_model(
                 source,
-                masters,
+                tensors,
                 out,
                 buffers=changed_buffers(sealed_buffers(store.sealed)),
                 dtype=dtype or compute_dtype,
@@ -210,7 +232,9 @@ def _source_of(
             why="its configuration and tokenizer go into the export, and the run does not name it",
             remedy="name it with --model",
         )
-    return inspect_source(found, dtype=dtype, trust_remote_code=trust_remote_code)
+    return inspect_source(
+        found, dtype=dtype, trust_remote_code=trust_remote_code, head=sealed_by.get("head")
+    )
 
 
 def check_sealed_folder(sealed: Manifest) -> str | None:
@@ -229,10 +253,24 @@ def check_sealed_folder(sealed: Manifest) -> str | None:
     return None
 
 
-def _refuse_other_model(source: ModelSource, store: StateStore, place: RunPlace) -> None:
+def _refuse_unmergeable(adapted: Any, source: ModelSource, place: RunPlace) -> None:
+    if adapted is None:
+        raise ConfigError(
+            f"run {place.run_id} has no adapter to merge",
+            why="all that it trained is the model itself",
+            remedy="leave --merged out",
+        )
+    refuse_unmergeable(adapted, source.parameters)
+
+
+def _refuse_other_model(
+    source: ModelSource, adapted: Any, store: StateStore, place: RunPlace
+) -> None:
     entries = [one.entry for block in store.layout.blocks for one in block.places]
     found = {entry.name: entry.shape for entry in entries}
     wanted = source.parameters
+    if adapted is not None:
+        wanted = {name: tuple(one.shape) for name, one in adapted.named_parameters()}
     differing = [name for name, shape in wanted.items() if found.get(name) != shape]
     differing += [name for name in found if name not in wanted]
     if differing:

@@ -9,8 +9,7 @@ import functools
 import importlib.util
 import pathlib
 
-_CLASSES = (
-    ("trl", "trainer/sft_config.py", "SFTConfig"),
+_BASES = (
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("transformers", "training_args.py", "TrainingArguments"),
 )
@@ -18,12 +17,14 @@ _CLASSES = (
 
 
 @functools.cache
-def argument_names() -> frozenset[str] | None:
-    """Names of SFTConfig's arguments; None where its classes are not laid out as they are known."""
+def argument_names(module: str, name: str) -> frozenset[str] | None:
+    """Names of the arguments of a class of trl; None where its classes are not laid out as they
+    are known."""
     names: set[str] = set()
-    bases = [base for _, _, base in _CLASSES[1:]]
-    for (package, file, name), base in zip(_CLASSES, [*bases, None], strict=True):
-        found = _class_in(package, file, name)
+    classes = (("trl", f"{module.replace('.', '/')}.py", name), *_BASES)
+    bases = [base for _, _, base in _BASES]
+    for (package, file, one), base in zip(classes, [*bases, None], strict=True):
+        found = _class_in(package, file, one)
         expected = [] if base is None else [base]
         if found is None or [ast.unparse(one) for one in found.bases] != expected:
             return None

@@ -4,6 +4,7 @@ Owns the two lists: what is refused with its reason (`refuse_unsupported`) and w
 because the planner decides it (`without_effect`). The trainers and `lohan train` both ask here.
 """
 
+import sys
 from typing import Any
 
 from lohan.errors import ConfigError
@@ -31,13 +32,11 @@ REFUSED_ARGUMENTS = {
 
 
 def make_arguments(config: TrainConfig) -> Any:
-    """TRL's SFTConfig for a run.
+    """TRL's arguments for a run.
 
     Raises:
         ConfigError: transformers or TRL refuse a value.
     """
-    from trl import SFTConfig
-
     from lohan.device import torch_device_named
 
     arguments = dict(config.arguments)
@@ -47,7 +46,7 @@ def make_arguments(config: TrainConfig) -> Any:
             raise _refusal(name, why)
     arguments["use_cpu"] = torch_device_named(config.offload.device).type == "cpu"
     try:
-        return SFTConfig(output_dir=config.out, **arguments)
+        return config.task.arguments_class()(output_dir=config.out, **arguments)
     except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(
             "the training arguments do not go together",
@@ -86,6 +85,49 @@ def refuse_unsupported(args: Any) -> None:
             why="a checkpoint holds the states and settings of the run; only the model is sent",
             remedy="set hub_strategy=end, or send an archive yourself",
         )
+
+
+def refuse_endless_stream(config: TrainConfig, args: Any) -> None:
+    """Refuse rows that are read as they are needed where somebody has to know all of them.
+
+    Raises:
+        ConfigError: the task compares or counts rows beforehand, or no length is given.
+    """
+    if not config.is_streamed:
+        return
+    if config.task.rows not in ("sft", "text"):
+        raise ConfigError(
+            f"streaming is on and task is {config.task.name}",
+            why="its rows are looked at before the first step",
+            remedy="leave streaming out",
+        )
+    if args.max_steps <= 0:
+        raise ConfigError(
+            "streaming is on and max_steps is not set",
+            why="how many rows a stream has is not known, and schedules need a length",
+            remedy="set max_steps",
+        )
+
+
+def refuse_generating(kind: type) -> None:
+    """Refuse a trainer of TRL that trains on what the model writes.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    for one in kind.__mro__:
+        module = sys.modules.get(one.__module__)
+        is_trl = one.__module__.startswith("trl.")
+        generates = hasattr(module, "unwrap_model_for_generation") or "Async" in one.__name__
+        if is_trl and generates:
+            raise ConfigError(
+                f"{one.__name__} is not supported",
+                why="it trains on answers the model writes during training, and each token of "
+                "them is a pass through weights that are on SSD",
+                remedy="write the answers beforehand and train on them as preferences "
+                "(lohan.DPOTrainer, lohan.KTOTrainer), or use TRL on a machine whose GPUs hold "
+                "the model",
+            )
 
 
 def refuse_broken_window(trainer: Any, num_batches: int) -> None:

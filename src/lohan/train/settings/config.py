@@ -1,8 +1,8 @@
 """The configuration of a run: one YAML file, `--key value` overrides, and where each value is from.
 
-Owns reading, checking and saving it. The names are TRL's and transformers' own, taken from
-`SFTConfig` itself, plus `model`, `data`, `eval_data`, `out` and the block `offload`. Building the
-arguments object and running are not its business (`arguments`, `fine_tune`).
+Owns checking and saving it. The names are TRL's and transformers' own, taken from the class of
+arguments of the task, plus `OWN_HELP` and the block `offload`. Building the arguments object and
+running are not its business (`arguments`, `fine_tune`).
 """
 
 import dataclasses
@@ -14,18 +14,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.train.settings import offload
+from lohan.train.settings import adapter, offload
+from lohan.train.settings.adapter import AdapterSettings, adapter_asked
 from lohan.train.settings.argument_names import argument_names
+from lohan.train.settings.config_file import read_file
 from lohan.train.settings.key_aliases import our_name_for
 from lohan.train.settings.offload import OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
+from lohan.train.settings.tasks import TASKS, Task, task_named
 
 OWN_HELP = {
+    "task": "What to train: " + ", ".join(TASKS) + ". Left out: sft.",
     "model": "Folder of a Hugging Face model, or its id on the hub. Required.",
     "data": "File of training rows: .jsonl, .json, .csv, .parquet or .txt; or a list of files. "
     "Required.",
     "eval_data": "File of rows to evaluate on; eval_strategy says when.",
     "out": "Folder for checkpoints, logs and the fine-tuned model. Required.",
+    "streaming": "Read rows when they are needed, for data larger than the disk has room to copy; "
+    "max_steps is then needed. For sft and pretrain.",
     "sample_prompts": "Prompts answered before and after training: texts, or a file of lines.",
 }
 REQUIRED = ("model", "data", "out")
@@ -63,8 +69,11 @@ class TrainConfig:
     out: str
     offload: OffloadConfig
     arguments: Mapping[str, Any]
-    """Arguments of `SFTConfig` that are not its defaults."""
+    """Arguments of the task's class that are not its defaults."""
     sample_prompts: tuple[Prompt, ...] = ()
+    task: Task = TASKS["sft"]
+    is_streamed: bool = False
+    adapter: AdapterSettings | None = None
     settings: Mapping[str, Setting]
     """Every setting by its dotted name, in the order of the reference."""
 
@@ -76,13 +85,11 @@ class TrainConfig:
         return _text_of(self.settings)
 
 
-def argument_fields() -> dict[str, "dataclasses.Field[Any]"]:
-    """Fields of TRL's SFTConfig that may be written, by name."""
-    from trl import SFTConfig
-
+def argument_fields(task: Task = TASKS["sft"]) -> dict[str, "dataclasses.Field[Any]"]:
+    """Fields of TRL's arguments of a task that may be written, by name."""
     return {
         field.name: field
-        for field in dataclasses.fields(SFTConfig)
+        for field in dataclasses.fields(task.arguments_class())
         if field.init and field.name not in _TAKEN_OVER
     }
 
@@ -126,7 +133,7 @@ def written_settings(
     Raises:
         ConfigError: the file cannot be read, or a name is unknown.
     """
-    from_file = {} if path is None else _read_file(pathlib.Path(path))
+    from_file = {} if path is None else read_file(pathlib.Path(path))
     origin = "" if path is None else str(path)
     written: dict[str, Setting] = {}
     for key, value in _flat(from_file, origin or "the configuration"):
@@ -164,11 +171,14 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
     Raises:
         ConfigError: a value is not valid.
     """
-    fields = argument_fields()
+    task = _task_of(written)
+    fields = argument_fields(task)
+    own_defaults = {**LOHAN_DEFAULTS, **task.defaults}
     arguments = {}
     settings: dict[str, Setting] = {}
     for key in OWN_HELP:
-        settings[key] = _placed(written[key]) if key in written else _LEFT_OUT
+        settings[key] = written.get(key, _LEFT_OUT)
+        settings[key] = settings[key] if key == "task" else _placed(settings[key])
     places = _offload_of(written)
     for key in offload.NAMES:
         value = getattr(places, offload.FIELDS[key])
@@ -176,7 +186,7 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         name = f"offload.{key}"
         found = written[name].origin if name in written else "default"
         settings[name] = Setting(value=value, origin=found)
-    for name, field in fields.items():
+    for name, field in {**adapter.FIELDS, **fields}.items():
         if name in written:
             value = _coerced(name, written[name], field.type)
             settings[name] = Setting(value=value, origin=written[name].origin)
@@ -185,9 +195,9 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
             # The plan is made for training batches; larger ones might not fit.
             arguments[name] = arguments.get("per_device_train_batch_size", _default_of(field))
             settings[name] = Setting(value=arguments[name], origin="as per_device_train_batch_size")
-        elif name in LOHAN_DEFAULTS:
-            arguments[name] = LOHAN_DEFAULTS[name]
-            settings[name] = Setting(value=LOHAN_DEFAULTS[name], origin="lohan default")
+        elif name in own_defaults:
+            arguments[name] = own_defaults[name]
+            settings[name] = Setting(value=own_defaults[name], origin="lohan default")
         else:
             settings[name] = Setting(value=_default_of(field), origin="default")
     return TrainConfig(
@@ -196,10 +206,23 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         eval_data=_paths(written["eval_data"], "eval_data") if "eval_data" in written else (),
         out=os.path.abspath(os.path.expanduser(_text(written["out"], "out"))),
         offload=places,
-        arguments=arguments,
+        arguments={name: one for name, one in arguments.items() if name in fields},
+        adapter=adapter_asked(arguments),
         sample_prompts=read_prompts(settings["sample_prompts"].value),
+        task=task,
+        is_streamed=bool(_coerced("streaming", settings["streaming"], bool | None)),
         settings=settings,
     )
+
+
+def written_adapter(written: Mapping[str, Setting]) -> AdapterSettings | None:
+    """The adapter that is written, for plans, which are made without TRL's arguments.
+
+    Raises:
+        ConfigError: a value is not valid.
+    """
+    given = {name: written[name] for name in adapter.FIELDS if name in written}
+    return adapter_asked({k: _coerced(k, one, adapter.FIELDS[k].type) for k, one in given.items()})
 
 
 def _placed(setting: Setting) -> Setting:
@@ -216,6 +239,11 @@ def _placed(setting: Setting) -> Setting:
     )
 
 
+def _task_of(written: Mapping[str, Setting]) -> Task:
+    found = written.get("task", _LEFT_OUT)
+    return TASKS["sft"] if found.value is None else task_named(found.value, found.origin)
+
+
 def _offload_of(written: Mapping[str, Setting]) -> OffloadConfig:
     block = {
         key.removeprefix("offload."): one.value
@@ -223,49 +251,6 @@ def _offload_of(written: Mapping[str, Setting]) -> OffloadConfig:
         if key.startswith("offload.")
     }
     return read_offload(block, where="offload")
-
-
-def _read_file(path: pathlib.Path) -> dict[str, Any]:
-    import yaml
-
-    remedy = "correct the file, or leave it out and give everything with --key value"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no file {path}", why="the configuration is read from it", remedy=remedy
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read", why=str(error), remedy=remedy) from error
-    try:
-        found = yaml.load(text, Loader=_strict_loader())
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path} is not YAML", why=_one_line(error), remedy=remedy) from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        why = "lines of the form key: value are expected"
-        raise ConfigError(f"{path} holds no settings", why=why, remedy=remedy)
-    return found
-
-
-def _strict_loader() -> Any:
-    """YAML without Python objects, and without a key that silently wins over its twin."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            own = (key for key, _ in node.value if not key.tag.endswith(":merge"))
-            keys = [self.construct_object(key, deep=True) for key in own]
-            for key in keys:
-                if keys.count(key) > 1:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f'the key "{key}" is written twice', node.start_mark
-                    )
-            found: dict[Any, Any] = super().construct_mapping(node, deep)
-            return found
-
-    return Loader
 
 
 def _flat(found: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
@@ -283,8 +268,10 @@ def _flat(found: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
 def _refuse_unknown(written: Mapping[str, Setting]) -> None:
     if not written:
         return  # so that no package is looked for that planning does without
-    arguments = sorted((argument_names() or argument_fields().keys()) - set(_TAKEN_OVER))
-    known = [*OWN_HELP, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
+    task = _task_of(written)
+    names = argument_names(*task.arguments) or argument_fields(task).keys()
+    arguments = sorted(names - set(_TAKEN_OVER))
+    known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
     for key, setting in written.items():
         if key in known:
             continue
@@ -373,10 +360,6 @@ def _paths(setting: Setting, key: str) -> tuple[str, ...]:
         return ()
     found = list(value) if isinstance(value, list | tuple) else [value]
     return tuple(_text(Setting(value=one, origin=setting.origin), key) for one in found)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _text_of(settings: Mapping[str, Setting]) -> str:

@@ -4,10 +4,10 @@ Owns the table only. `config` asks it before it looks for the nearest name, so t
 brings a file of another tool is told what to write.
 """
 
-_ALL_TRAINED = "nothing: all parameters are trained, there are no adapters"
-_NONE_QUANTIZED = "nothing: all parameters are trained, none is quantized"
+_ADAPTER = "use_peft, lora_r, lora_alpha and lora_target_modules"
+_NONE_QUANTIZED = "nothing: weights are kept in 16 bits, none is quantized"
 # Beginnings of names that all get the same answer.
-_FAMILIES = {"lora_": _ALL_TRAINED, "peft_": _ALL_TRAINED, "bnb_": _NONE_QUANTIZED}
+_FAMILIES = {"peft_": _ADAPTER, "bnb_": _NONE_QUANTIZED}
 _OURS = {
     # DeepSpeed
     "nvme_path": "offload: {ssd: DIRECTORY}",
@@ -38,7 +38,10 @@ _OURS = {
     "evals_per_epoch": "eval_strategy and eval_steps",
     "saves_per_epoch": "save_strategy and save_steps",
     "chat_template": "chat_template_path",
-    "adapter": _ALL_TRAINED,
+    "rl": "task",
+    "rl_beta": "beta",
+    "adapter": _ADAPTER,
+    "lora_target_linear": "lora_target_modules: all-linear",
     "load_in_4bit": _NONE_QUANTIZED,
     "load_in_8bit": _NONE_QUANTIZED,
     "flash_attention": "model_init_kwargs: {attn_implementation: flash_attention_2}",
@@ -52,15 +55,20 @@ _OURS = {
     "train_on_prompt": "completion_only_loss: false",
     "mask_history": "assistant_only_loss",
     "preprocessing_num_workers": "dataset_num_proc",
-    "finetuning_type": _ALL_TRAINED,
+    "finetuning_type": _ADAPTER,
+    "lora_rank": "lora_r",
+    "lora_target": "lora_target_modules",
     "quantization_bit": _NONE_QUANTIZED,
-    "stage": "nothing: supervised fine-tuning is what runs",
+    "stage": "task",
+    "pref_beta": "beta",
+    "pref_loss": "loss_type",
     "do_train": "nothing: training is what runs",
     "do_eval": "eval_data and eval_strategy",
     "val_size": "eval_data",
     "overwrite_output_dir": "another out, or --resume",
     # TRL and transformers, older or of the script
-    "use_peft": _ALL_TRAINED,
+    "lora_task_type": "nothing: a language model is what is trained (CAUSAL_LM)",
+    "lora_target_parameters": "lora_target_modules (layers; parameters of experts are not taken)",
     "max_seq_length": "max_length",
     "output_dir": "out",
     "dataset_name": "data",

@@ -26,6 +26,7 @@ class SealingFlow(TrainerCallback):
         if state.global_step > 0:
             # Those of the process before came with its state; these may be others.
             state.compute_steps(args, state.max_steps)
+        self._trainer.steps_before = self._trainer.engine.num_steps - state.global_step
         self._trainer.hold_space()
         self._trainer.plan_ahead()
 
@@ -34,8 +35,9 @@ class SealingFlow(TrainerCallback):
 
         Here and not earlier: an evaluation before the first step draws random numbers.
         """
-        if state.global_step == 0 and self._trainer.engine.num_steps == 0:
-            self._trainer._save_checkpoint(self._trainer.model, None)
+        trainer = self._trainer
+        if state.global_step == 0 and trainer.engine.num_steps == trainer.steps_before:
+            trainer._save_checkpoint(trainer.model, None)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here on there are no gradients in memory either."""

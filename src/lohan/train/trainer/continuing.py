@@ -19,6 +19,8 @@ RANDOM_IF_LONGER = "random_if_longer"
 """In a resume file: the generators before an evaluation that was made because the run ended."""
 IS_OTHER_LENGTH = "is_other_length"
 """Added to what was read of a resume file where the run goes on with another length."""
+FOLLOWING_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
+"""Schedules."""
 _REMEDY = (
     "put the length back, or start a new run in another folder (from what this one has learned: "
     "`lohan export` writes its model, for --model); "
@@ -60,8 +62,8 @@ def _refuse_other_rates(
     old, new = (_schedule_of(trainer, total) for total in (before, after))
     name = getattr(trainer.args.lr_scheduler_type, "value", trainer.args.lr_scheduler_type)
     if not isinstance(old, LambdaLR) or not isinstance(new, LambdaLR):
-        if name in ("reduce_lr_on_plateau", "greedy"):
-            return  # these follow the evaluations, whatever the length
+        if name in FOLLOWING_EVALUATIONS:
+            return  # whatever the length
         raise ConfigError(
             f"{changed}: whether {type(old).__name__} gave the steps already taken the rates of a "
             "longer run is not known",

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from lohan.errors import ConfigError
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 
@@ -54,3 +56,31 @@ def set_groups(optimizer: Any, groups: list[dict[str, Any]]) -> None:
     for group, settings in zip(optimizer.param_groups, groups, strict=True):
         for name, value in settings.items():
             group[name] = tuple(value) if isinstance(value, list) else value
+
+
+def groups_of_adamw(optimizers: Any) -> list[dict[str, Any]] | None:
+    """The groups of an AdamW that a script made for a trainer; None where it made none.
+
+    Raises:
+        ConfigError: it is another optimizer, has taken steps, or comes with a schedule of its own.
+    """
+    optimizer, schedule = optimizers if optimizers is not None else (None, None)
+    if schedule is not None:
+        raise ConfigError(
+            "optimizers has a schedule",
+            why="it would set the rates of an optimizer that is not the engine's",
+            remedy="name one with lr_scheduler_type",
+        )
+    if optimizer is None:
+        return None
+    kind = type(optimizer)
+    odd = [name for name in ("amsgrad", "maximize") if optimizer.defaults.get(name)]
+    if not isinstance(optimizer, torch.optim.AdamW | AdamW) or odd or optimizer.state:
+        what = f" with {odd[0]}" if odd else " that has taken steps" if optimizer.state else ""
+        raise ConfigError(
+            f"optimizers has a {kind.__module__}.{kind.__name__}{what}",
+            why="the engine runs AdamW, with fp32 states of its own",
+            remedy="give a new torch.optim.AdamW over the model's parameters, or leave it out",
+        )
+    kept = ("params", "lr", "weight_decay", "betas", "eps")
+    return [{name: group[name] for name in kept} for group in optimizer.param_groups]

@@ -3,32 +3,44 @@
 Owns looking through a prepared table. Called by the trainer; the engine plans for what is found.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from lohan.errors import ConfigError
 
+Columns = Sequence[Sequence[str]]
+"""Names of columns with tokens: those of one sequence in order, each way."""
+_TOKENS: Columns = (("input_ids",),)
 
-def longest_rows(table: Any, num_rows: int) -> Any | None:
+
+def longest_rows(table: Any, num_rows: int, columns: Columns = _TOKENS) -> Any | None:
     """A table of the longest rows of a table of tokens; None where lengths are not known."""
-    lengths = row_lengths(table)
+    lengths = row_lengths(table, columns)
     if lengths is None:
         return None
     longest = np.argsort(-lengths, kind="stable")[:num_rows]
     return table.select(longest)
 
 
-def row_lengths(table: Any) -> "np.ndarray[Any, Any] | None":
+def row_lengths(table: Any, columns: Columns = _TOKENS) -> "np.ndarray[Any, Any] | None":
     """Tokens of each row of a table, or None where they are not known."""
-    chunks = _chunks_of(table)
-    found = [chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks or ()]
-    return np.concatenate(found) if found else None
+    found = {}
+    for name in {name for sequence in columns for name in sequence}:
+        chunks = _chunks_of(table, name)
+        parts = [chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks or ()]
+        if parts:
+            found[name] = np.concatenate(parts)
+    ways = [sequence for sequence in columns if all(name in found for name in sequence)]
+    if not ways:
+        return None
+    lengths = [np.sum([found[name] for name in sequence], axis=0) for sequence in ways]
+    return cast("np.ndarray[Any, Any]", np.max(lengths, axis=0))
 
 
-def refuse_unknown_tokens(table: Any, model: Any, *, what: str) -> None:
+def refuse_unknown_tokens(table: Any, model: Any, columns: Columns = _TOKENS, *, what: str) -> None:
     """Refuse a table with tokens that the model's embedding does not have.
 
     Raises:
@@ -36,13 +48,17 @@ def refuse_unknown_tokens(table: Any, model: Any, *, what: str) -> None:
     """
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
     num_tokens = getattr(embedding, "num_embeddings", None)
-    chunks = _chunks_of(table)
-    if num_tokens is None or chunks is None:
+    if num_tokens is None:
         return
     # Those that stand for pictures or sounds may be outside: the model replaces them.
     fields = vars(getattr(model, "config", None) or object).items()
     marks = [value for name, value in fields if name.endswith(("_token_id", "_token_index"))]
     marks = [value for value in marks if isinstance(value, int)]
+    for name in dict.fromkeys(name for sequence in columns for name in sequence):
+        _refuse_unknown(_chunks_of(table, name) or (), num_tokens, marks, what)
+
+
+def _refuse_unknown(chunks: Iterable[Any], num_tokens: int, marks: list[Any], what: str) -> None:
     row = 0
     for chunk in chunks:
         tokens = chunk.flatten().to_numpy(zero_copy_only=False)
@@ -60,19 +76,19 @@ def refuse_unknown_tokens(table: Any, model: Any, *, what: str) -> None:
         row += len(chunk)
 
 
-def _chunks_of(table: Any) -> Iterator[Any] | None:
+def _chunks_of(table: Any, column: str) -> Iterator[Any] | None:
     """Lists of tokens as Arrow has them, or None where rows cannot be looked at beforehand."""
     from datasets import Dataset
 
-    if not isinstance(table, Dataset) or "input_ids" not in table.column_names:
+    if not isinstance(table, Dataset) or column not in table.column_names:
         return None
     if table.format["type"] == "custom":
         # Rows are made by the user's own code when they are read; it may count, or draw.
         return None
-    batches = table.select_columns(["input_ids"]).with_format("arrow").iter(batch_size=10_000)
+    batches = table.select_columns([column]).with_format("arrow").iter(batch_size=10_000)
     return (
         chunk
         for batch in batches
-        for chunk in batch.column("input_ids").chunks
+        for chunk in batch.column(column).chunks
         if pa.types.is_list(chunk.type) and pa.types.is_integer(chunk.type.value_type)
     )

@@ -4,10 +4,14 @@ Owns what is opened and compared before the first step, and what transformers th
 content of the files is in `resume_point` and `archive`. Mixed into the trainers by `saving`.
 """
 
+import contextlib
 import pathlib
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from datasets import Dataset
 
 from lohan.engine.engine import Engine
 from lohan.engine.seal_metadata import Sealed
@@ -15,14 +19,23 @@ from lohan.errors import CheckpointError, LohanError, LohanWarning
 from lohan.train.data.data_hash import hash_rows
 from lohan.train.run import resume_point
 from lohan.train.run.fallback_checkpoint import is_lost, with_offer
+from lohan.train.run.out_folder import set_aside
 from lohan.train.run.randomness_state import set_random_state
 from lohan.train.run.resume_point import RunRecord
 from lohan.train.run.run_files import package_versions
-from lohan.train.trainer.continuing import IS_OTHER_LENGTH, check_length, rates_for_length
+from lohan.train.trainer.continuing import (
+    FOLLOWING_EVALUATIONS,
+    IS_OTHER_LENGTH,
+    check_length,
+    rates_for_length,
+)
 from lohan.train.trainer.engine_optimizer import set_groups
+from lohan.train.trainer.rehearsal import may_rehearse
 from lohan.train.weights.model_identity import differences
 from lohan.working_folder import RUN_NAME, no_run_in, working_folder
 
+# Trainers of this process by the run their engine holds.
+_LIVE: "weakref.WeakValueDictionary[str, Any]" = weakref.WeakValueDictionary()
 # For the type checker: a mixin has whatever the trainer it is put before has.
 _SomeTrainer: Any = object
 
@@ -34,6 +47,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
     _sealed: dict[str, Any]
     """Of the checkpoint the run goes on from."""
     _archive_to_load: pathlib.Path | None
+    _is_training = False
     tell: Callable[[str], None] | None
 
     def _find_checkpoint(self, asked: str | bool | None) -> pathlib.Path | None:
@@ -41,6 +55,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             self._refuse_foreign_out()
             return None
         record = resume_point.read_run(self.out)
+        self._let_go_of(record)
         if isinstance(asked, str):
             return self._checkpoint_at(pathlib.Path(asked), record)
         if record is None:
@@ -48,12 +63,41 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
         return self._resume_seal(record)
 
     def _refuse_foreign_out(self) -> None:
-        if self._engine is None and resume_point.read_run(self.out) is not None:
+        record = resume_point.read_run(self.out)
+        if self._engine is not None or record is None:
+            return
+        self._let_go_of(record)
+        aside = set_aside(self.out, record.run_id)
+        if aside is None:
             raise CheckpointError(
-                f"{self.out} is the folder of another run",
+                f"{self.out} is the folder of another run, which has not ended",
                 why="its checkpoints would be mixed with those of this run",
-                remedy="continue that run with --resume, or give another output folder",
+                remedy="continue that run with --resume, in a script with "
+                "train(resume_from_checkpoint=True), or give another output folder",
             )
+        self.note(
+            f"run {record.run_id} in {self.out} has ended: its files are in {aside.name}; its "
+            f"states stay on the SSDs until `lohan clean --remove {record.run_id}`"
+        )
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        self._is_training = True
+        try:
+            yield
+        finally:
+            self._is_training = False
+
+    def _note_live(self, run_id: str) -> None:
+        _LIVE[run_id] = self
+
+    def _let_go_of(self, record: RunRecord | None) -> None:
+        """A trainer of this process that ended, by an error perhaps, still holds its run."""
+        holder = None if record is None else _LIVE.get(record.run_id)
+        if holder is self:
+            self._drop_engine()
+        elif holder is not None and not holder._is_training:
+            holder.close()
 
     def _checkpoint_at(self, path: pathlib.Path, record: RunRecord | None) -> pathlib.Path:
         sealed = resume_point.read_resume(path)
@@ -71,7 +115,8 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             raise CheckpointError(
                 f"{path} is not the newest seal of its run and holds no copy of the states",
                 why="only the newest seal is kept on the SSDs",
-                remedy="resume with --resume alone, or from a checkpoint with a states folder",
+                remedy="resume with --resume alone (resume_from_checkpoint=True), or from a "
+                "checkpoint with a states folder",
             )
         self._check_unchanged(path, sealed)
         self._archive_to_load = path
@@ -105,7 +150,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             raise CheckpointError(
                 f"run {record.run_id} was stopped before its first seal",
                 why="there is no step to continue from",
-                remedy=f"remove {working_folder(self.out) / RUN_NAME} and start without --resume",
+                remedy=f"remove {working_folder(self.out) / RUN_NAME} and start without resuming",
             )
         if "checkpoint" not in seal.metadata:
             # Stopped after its states were written and before its first step was sealed.
@@ -127,6 +172,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             arguments=self._comparable_arguments(),
             model=self.model_identity,
             data_hash=data_hash,
+            may_differ=self._without_trace_in_weights(),
         )
         self._sealed = check_length(self, checkpoint, sealed)
         self.find_best(checkpoint)
@@ -138,6 +184,20 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
                 "may differ in its last bits from a run that was never stopped"
             )
         self._written_before_bytes = int(sealed["written_bytes"])
+
+    def _without_trace_in_weights(self) -> frozenset[str]:
+        """Arguments that change no weight of this run, though they might of another."""
+        found: set[str] = set()
+        args = self.args
+        # Each worker has generators of its own, and a stream is cut into their shares.
+        is_table = isinstance(self.train_dataset, Dataset)
+        draws = getattr(self.data_collator, "mlm", False)
+        if is_table and may_rehearse(self.data_collator) and not draws:
+            found.add("dataloader_num_workers")
+        schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        if args.metric_for_best_model is None and schedule not in FOLLOWING_EVALUATIONS:
+            found.add("per_device_eval_batch_size")
+        return frozenset(found)
 
     def note(self, sentence: str) -> None:
         """Say what a user should know and what is no error."""

@@ -33,6 +33,7 @@ from lohan.errors import CheckpointError, ConfigError
 from lohan.hardware import machine_from
 from lohan.plan.run_room import STATES, DriveRoom, DriveUse, drive_rooms, states_uses
 from lohan.simulate.bottleneck import without_shares
+from lohan.train.adapters.adapting import Adapting, num_written, with_frozen
 from lohan.train.data.data_hash import hash_rows
 from lohan.train.run import resume_point
 from lohan.train.run.disk_reservation import (
@@ -88,6 +89,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     offload: OffloadConfig
     source: ModelSource | None
+    adapting: Adapting
     args: Any
     model: Any
     optimizer: Any
@@ -113,6 +115,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         self.stopped_because: str | None = None
         """Why the run stopped before its last step, if not by a signal."""
         self._archive_to_load: pathlib.Path | None = None
+        self.steps_before = 0
+        """Steps the engine took in earlier calls of `train`, which counts anew."""
         self.random_if_longer: tuple[int, dict[str, Any]] | None = None
         """The last step, and the generators after it, where only the end has it evaluated."""
 
@@ -127,7 +131,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     def sealed_step(self) -> int | None:
         """The step a resume would go on from; None while there is no engine, or no seal."""
         sealed = self._engine.sealed if self._engine is not None else None
-        return None if sealed is None else int(sealed.step)
+        return None if sealed is None else int(sealed.metadata.get("step", sealed.step))
 
     @property
     def written_bytes(self) -> int:
@@ -160,7 +164,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         config = getattr(self.model, "config", None)
         known = self.source.identity if self.source is not None else source_identity(config)
         attention = getattr(config, "_attn_implementation", None)
-        return {**known, "attention": attention, **tokenizer_identity(self.processing_class)}
+        tokenizer = tokenizer_identity(self.processing_class)
+        return {**known, "attention": attention, **tokenizer, **self.adapting.identity()}
 
     def hold_space(self) -> None:
         """Hold room in the output folder for what is still to be written there.
@@ -176,7 +181,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         num_steps = self.state.max_steps or planned_steps(self) or 0  # 0: not counted yet
         return out_uses(
             str(self.out),
-            sum(parameter.numel() for parameter in self.model.parameters()),
+            num_written(self.model),
             num_steps=max(0, num_steps - self.state.global_step),
             archive_steps=self.offload.archive_steps,
             save_total_limit=self.args.save_total_limit,
@@ -227,6 +232,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         self._out_status = os.stat(self.out)
         self.model_identity  # noqa: B018 - now: transformers changes the configuration later
         if run is None:
+            resume_point.refuse_foreign_checkpoints(self.out, planned_steps(self))
             self.hold_space()  # so that too little is known before states are written
             self._reservation.release()
         if self.sample_prompts:
@@ -234,6 +240,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         first = FirstStates(run=None if run is None else run.run_id)
         if self._archive_to_load is not None:
             first = archive.read_copy(self._archive_to_load / resume_point.STATES_FOLDER)
+            trained = with_frozen(self.model, first.weights, self.first_weights)
+            first = replace(first, weights=trained)
         elif run is None:
             first = FirstStates(weights=self.first_weights())
         if first.weights is not None:
@@ -247,6 +255,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             device=offload.device,
             machine=machine_from(offload.machine) if offload.machine is not None else None,
             largest_step=self.largest_step(),
+            loss_fn=self._planning_call(),
             write_limit=write_limit_of(self),
             progress=self.tell,
             on_planned=functools.partial(self._accept_plan, ssd=ssd, is_resumed=run is not None),
@@ -255,6 +264,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         )
         engine = attach_with(self.model, self._plain_optimizer(), options, first)
         self._engine = engine
+        self._note_live(engine.run_id)
+        self.model.save_pretrained = self._save_pretrained
         RunRecord(run_id=engine.run_id, ssd=tuple(ssd)).write(self.out)
         return engine
 
@@ -273,6 +284,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     # ---- training ----
 
+    def _before_training(self) -> None:
+        """What is computed with the first weights, before the first step."""
+
+    def _planning_call(self) -> Any:
+        """How the model is called to plan with it; None: with all of a batch."""
+        return None
+
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any
     ) -> Any:
@@ -288,10 +306,11 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         """
         started = time.monotonic()
         self.best_model = None
-        with stop_on_signals(is_at_once=True) as self.stop_request:
+        with stop_on_signals(is_at_once=True) as self.stop_request, self._training():
             checkpoint = self._find_checkpoint(resume_from_checkpoint)
             if self._engine is None:
                 self._start_engine(run=None)
+            self._before_training()
             self.stop_request.begin_steps()
             done = super().train(
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
@@ -312,9 +331,10 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.store_flos()
         step = int(self.state.global_step)
-        if self.engine.num_steps != step:
+        num_taken = self.engine.num_steps - self.steps_before
+        if num_taken != step:
             raise CheckpointError(
-                f"the engine took {self.engine.num_steps} steps, the trainer counts {step}",
+                f"the engine took {num_taken} steps, the trainer counts {step}",
                 why="a checkpoint must be of one step",
                 remedy="do not stop training inside an accumulation window, and do not call "
                 "engine.step beside the trainer",
@@ -330,6 +350,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         if self.source is not None:
             file = self.source.directory / (self.source.gguf_file or "")
             metadata["model"] = str(file.absolute())  # an export may be made from elsewhere
+            metadata |= {} if self.source.head is None else {"head": self.source.head}
+        metadata |= self.adapting.sealed(self.model_name)
         sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
         refuse_replaced(self.out, self._out_status)
         self.engine.seal(metadata)
@@ -427,7 +449,18 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             return copy_model(self.best_model, folder)
         return self._export(folder).files
 
+    def _save_pretrained(
+        self, save_directory: str | os.PathLike[str], *more: Any, **kwargs: Any
+    ) -> None:
+        """In place of the model's own, whose weights are not there: one tensor at a time."""
+        self.engine.synchronize()
+        self._export(pathlib.Path(save_directory))
+
     def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
+        if self.adapting.is_on:
+            return self.adapting.export(
+                self.engine, folder, model_name=self.model_name, tokenizer=self.processing_class
+            )
         return export_model(
             self.source if self.source is not None else self.model.config,
             self.engine.weights(),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
+from lohan.train.adapters.kinds import is_adapted
 
 
 class OneForward:
@@ -26,6 +27,8 @@ class OneForward:
 
     def __init__(self, model: Any) -> None:
         self._memory = threading.local()
+        if is_adapted(model):
+            model = model.get_base_model()
         backbone = getattr(model, "base_model", None)
         if backbone is None or backbone is model:
             return

@@ -23,18 +23,26 @@ import trl
 from lohan.device import torch_device_named
 from lohan.drive.weights.offloaded import note_used_gradients
 from lohan.errors import ConfigError, LohanWarning
+from lohan.train.adapters.adapting import Adapting
+from lohan.train.adapters.kinds import QUANTIZED_BASE, is_adapted
 from lohan.train.data.answer_marks import every_template_marked
 from lohan.train.run.out_folder import locked_folder
 from lohan.train.run.progress import teller
-from lohan.train.settings.arguments import refuse_broken_window, refuse_unsupported, without_effect
+from lohan.train.settings.arguments import (
+    refuse_broken_window,
+    refuse_generating,
+    refuse_unsupported,
+    without_effect,
+)
 from lohan.train.settings.offload import OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
-from lohan.train.trainer.engine_optimizer import SteppedByEngine
+from lohan.train.trainer.engine_optimizer import SteppedByEngine, groups_of_adamw
 from lohan.train.trainer.evaluation import GroupedBatches, Prediction
 from lohan.train.trainer.fp32_losses import compute_losses_in_fp32
 from lohan.train.trainer.largest_batch import longest_rows, refuse_unknown_tokens
-from lohan.train.trainer.named_model import make_named, open_named
+from lohan.train.trainer.named_model import make_named, named_parameters, open_named
 from lohan.train.trainer.rehearsal import collated_without_trace, may_rehearse, without_trace
+from lohan.train.trainer.samples import Asked
 from lohan.train.trainer.saving import RELIED_ON, SavingMixin
 from lohan.train.trainer.shared_forward import OneForward, refuse_second_draws
 from lohan.train.weights.source import ModelSource
@@ -59,10 +67,8 @@ _RELIED_ON = (
 )
 _REFUSED_PARAMETERS = {
     "model_init": "the model is made once, where its weights lie",
-    "optimizers": "the engine runs AdamW with fp32 states",
     "optimizer_cls_and_kwargs": "the engine runs AdamW with fp32 states",
-    "quantization_config": "all parameters are trained, none is quantized",
-    "peft_config": "all parameters are trained; adapters would leave the engine little to do",
+    "quantization_config": QUANTIZED_BASE,
 }
 
 
@@ -74,40 +80,71 @@ class OffloadMixin(SavingMixin):
     given by name is never loaded into RAM.
     """
 
+    token_columns: tuple[tuple[str, ...], ...] = (("input_ids",),)
+    """Columns of a prepared table with tokens: those of one sequence in order, each way."""
+    _head: str | None = None
+    """What a model given by name has on top, where that is not what its configuration says."""
+    _takes_adapters = True
+
     def __init__(
         self,
-        model: Any = None,
-        args: Any = None,
-        *more: Any,
+        *given: Any,
         offload: OffloadConfig | Mapping[str, Any] | None = None,
         sample_prompts: Sequence[Prompt] = (),
         **kwargs: Any,
     ) -> None:
+        refuse_generating(type(self))
         self.sample_prompts = read_prompts(sample_prompts)
         self.offload = read_offload(offload or {}, where="offload")
         self._refuse_unknown_release()
+        # By name: TRL's trainers have their parameters in different orders.
+        kwargs = named_parameters(type(self), OffloadMixin, given, kwargs)
         for name, why in _REFUSED_PARAMETERS.items():
             if kwargs.get(name) not in (None, (None, None)):
                 raise ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
+        self._given_groups = groups_of_adamw(kwargs.pop("optimizers", None))
+        self._look_at(kwargs)
+        model, args = kwargs.pop("model", None), kwargs.get("args")
         self.source: ModelSource | None = None
         if isinstance(model, ModelSource):
             self.source = model
         elif isinstance(model, str | os.PathLike):
-            self.source = open_named(os.fspath(model), args)
+            self.source = open_named(os.fspath(model), args, self._head)
+            self.model_name = os.fspath(model)
         if self.source is not None:
             model = make_named(self.source, args)
+        peft_config = kwargs.get("peft_config")
+        self.adapting = Adapting(model, peft_config, is_named=self.source is not None)
+        if not self._takes_adapters and (peft_config is not None or is_adapted(model)):
+            raise ConfigError(
+                f"{type(self).__name__} does not train adapters",
+                why="only supervised fine-tuning with them has been shown to have TRL's bits",
+                remedy="leave peft_config out and train all parameters",
+            )
         self._prepare_saving()
         self.is_out_held = False
         """Whether whoever made this trainer keeps others out of the output folder already."""
         self._micro_batches: list[Any] = []
         self._losses: list[float] = []
         self._evaluating: GroupedBatches | None = None
-        super().__init__(model, args, *more, **kwargs)
+        super().__init__(model=model, **kwargs)
+        self.adapting.finish(self.model)
+        self._one_forward = OneForward(self.model)
         if self.args.bf16 or self.args.fp16:
             compute_losses_in_fp32(self.model)
         for callback in self._own_callbacks():
             self.add_callback(callback)
         self.tell = teller(self.args)
+
+    def _look_at(self, given: dict[str, Any]) -> None:
+        """Refuse or complete the parameters of the trainer, before it is made."""
+        if hasattr(self, "compute_ref_log_probs"):
+            raise ConfigError(
+                f"{type(self).__name__} has a ref_model, which the engine knows nothing of",
+                why="it would be in RAM as a whole, beside what is planned",
+                remedy="use lohan.DPOTrainer or lohan.KTOTrainer, whose reference is computed "
+                "with the first weights",
+            )
 
     @classmethod
     def _refuse_unknown_release(cls) -> None:
@@ -119,10 +156,13 @@ class OffloadMixin(SavingMixin):
                 remedy="install a release that lohan is tested with: see constraints.txt",
             )
 
+    def _send_telemetry(self) -> None:
+        """Nothing about a run leaves the machine."""
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As `SavingMixin.train`, with the output folder locked against other processes."""
         for what, table in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
-            refuse_unknown_tokens(table, self.model, what=what)
+            refuse_unknown_tokens(table, self.model, self.token_columns, what=what)
         if self.is_out_held:
             return super().train(*args, **kwargs)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -174,7 +214,9 @@ class OffloadMixin(SavingMixin):
             return torch.float16
         given = "the model is given by its name"
         if self.source is None:
-            found = {parameter.dtype for parameter in self.model.parameters()}
+            # Of an adapter on a base in 16 bits PEFT makes fp32, which masters are.
+            is_all = not is_adapted(self.model)
+            found = {p.dtype for p in self.model.parameters() if is_all or not p.requires_grad}
             if found <= {torch.bfloat16} or found <= {torch.float16}:
                 return cast(torch.dtype, found.pop())
             given = f"the model is in {', '.join(sorted(map(str, found)))}"
@@ -187,7 +229,7 @@ class OffloadMixin(SavingMixin):
     def first_weights(self) -> Iterable[tuple[str, torch.Tensor]] | None:
         """First values of the masters, in the precision they have, one tensor at a time."""
         if self.source is not None:
-            return self.source.tensors()
+            return self.adapting.first_weights(self.source.tensors())
         dtype = self.compute_dtype()
         if all(parameter.dtype == dtype for parameter in self.model.parameters()):
             return None
@@ -197,25 +239,39 @@ class OffloadMixin(SavingMixin):
         return _each_once(before)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """AdamW with transformers' two groups: with weight decay, and without."""
+        """AdamW over `parameter_groups`, or over those of the AdamW that was given."""
         if self.optimizer is None:
-            decayed = set(self.get_decay_parameter_names(self.model))
-            named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-            groups = [
-                {
-                    "params": [p for n, p in named if n in decayed],
-                    "weight_decay": self.args.weight_decay,
-                },
-                {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
-            ]
             self.optimizer = SteppedByEngine(
-                [group for group in groups if group["params"]],
+                self._given_groups or self.parameter_groups(),
                 lr=self.args.learning_rate,
                 betas=(self.args.adam_beta1, self.args.adam_beta2),
                 eps=self.args.adam_epsilon,
                 max_grad_norm=self.args.max_grad_norm or None,
             )
         return self.optimizer
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """transformers' two groups, with weight decay and without; for others override this.
+
+        A group may have `lr`, `weight_decay`, `betas` and `eps` of its own.
+        """
+        decayed = set(self.get_decay_parameter_names(self.model))
+        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        groups = [
+            {
+                "params": [p for n, p in named if n in decayed],
+                "weight_decay": self.args.weight_decay,
+            },
+            {"params": [p for n, p in named if n not in decayed], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def answers(self, prompts: Sequence[Prompt]) -> list[str]:
+        """What the model writes after a few prompts, greedily, from the weights where they are.
+
+        Each token is a pass through the model. May block: yes, long.
+        """
+        return Asked(self, read_prompts(prompts)).answers()
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """transformers' epoch; it would take one more step where a finished run is resumed."""
@@ -246,13 +302,15 @@ class OffloadMixin(SavingMixin):
     def _run_step(self, batches: list[Any], num_items_in_batch: Any) -> None:
         refuse_broken_window(self, len(batches))
         self.model.train()
-        prepared = [self._prepare_inputs(batch) for batch in batches]
+        prepared = [self._for_engine(self._prepare_inputs(batch)) for batch in batches]
+        self._add_known(prepared)
         divisor = 1 if self._is_loss_scaled(num_items_in_batch) else len(batches)
 
         def loss_of(model: Any, batch: Any) -> torch.Tensor:
             # A copy of the batch, because compute_loss takes keys out.
             with self._rehearsal():
-                loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items_in_batch)
+                inputs = self._of_trainer(batch)
+                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
             return cast(torch.Tensor, loss if divisor == 1 else loss / divisor)
 
         note_used_gradients(self.model, are_used=False)  # if a step before ended early
@@ -261,9 +319,30 @@ class OffloadMixin(SavingMixin):
         self._note_step(result)
         self._losses = list(result.losses)
 
+    def compute_loss(self, model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
+        """The trainer's loss; where one of TRL's calls the model again, the blocks run once."""
+        compute = super().compute_loss
+        if not compute.__module__.startswith("trl."):
+            return compute(model, inputs, *more, **kwargs)
+        with self._one_forward.per_loss():
+            return compute(model, inputs, *more, **kwargs)
+
     def _rehearsal(self) -> contextlib.AbstractContextManager[None]:
         """Around a call of `compute_loss`: one whose result is thrown away leaves no trace."""
         return without_trace(self) if self.engine.is_rehearsing else contextlib.nullcontext()
+
+    # What the model computes with may be laid out differently in a trainer's batch.
+
+    def _for_engine(self, inputs: Any) -> Any:
+        """A batch as the engine is given it: its sizes are those the model gets."""
+        return inputs
+
+    def _of_trainer(self, batch: Any) -> dict[str, Any]:
+        """The batch of the trainer that the engine was given so."""
+        return dict(batch)
+
+    def _add_known(self, batches: list[Any]) -> None:
+        """Add what a loss needs besides one forward of the model with gradients."""
 
     def plan_ahead(self) -> None:
         """Have the engine plan for the largest step of the run, before the first one.
@@ -277,13 +356,15 @@ class OffloadMixin(SavingMixin):
 
     def largest_step(self) -> list[Any] | None:
         """Micro-batches of the longest rows; None where rows cannot be looked at beforehand."""
-        longest = longest_rows(self.train_dataset, self.args.per_device_train_batch_size)
+        longest = longest_rows(
+            self.train_dataset, self.args.per_device_train_batch_size, self.token_columns
+        )
         if not longest or not may_rehearse(self.data_collator):
             return None
         # As the dataloader does it: columns the model has no use for may be left out.
         rows = list(self._remove_unused_columns(longest, description="training"))
-        batch = dict(self._prepare_inputs(collated_without_trace(self.data_collator, rows)))
-        return [batch] * self.args.gradient_accumulation_steps
+        batch = self._prepare_inputs(collated_without_trace(self.data_collator, rows))
+        return [dict(self._for_engine(batch))] * self.args.gradient_accumulation_steps
 
     def _is_loss_scaled(self, num_items_in_batch: Any) -> bool:
         """Whether `compute_loss` divides by the items of the whole step, as transformers asks."""
@@ -338,29 +419,27 @@ class OffloadMixin(SavingMixin):
         self, batches: list[Any], is_loss_only: bool, ignore_keys: Any = None
     ) -> list[Prediction]:
         predict_plainly = super().prediction_step
-        found: dict[int, tuple[Any, Any]] = {}
-        prepared = [dict(self._prepare_inputs(batch)) for batch in batches]
+        found: dict[int, tuple[bool, Any, Any]] = {}
+        prepared = [dict(self._for_engine(self._prepare_inputs(batch))) for batch in batches]
+        self._add_known(prepared)
         places = {id(batch): index for index, batch in enumerate(prepared)}
 
         def loss_of(model: Any, batch: Any) -> torch.Tensor:
             with self._rehearsal():
                 loss, logits, labels = predict_plainly(
-                    model, dict(batch), is_loss_only, ignore_keys
+                    model, self._of_trainer(batch), is_loss_only, ignore_keys
                 )
-            if loss is None:
-                raise ConfigError(
-                    "a batch to evaluate has no labels",
-                    why="the engine evaluates losses",
-                    remedy="give rows with labels",
-                )
-            found[places.get(id(batch), len(found))] = (logits, labels)
-            return cast(torch.Tensor, loss)
+            found[places.get(id(batch), len(found))] = (loss is not None, logits, labels)
+            # Rows without labels have no loss, and are predicted all the same.
+            return torch.zeros(()) if loss is None else cast(torch.Tensor, loss)
 
         losses = self.engine.evaluate(prepared, loss_of)
-        return [
-            Prediction(torch.tensor(loss, device=self.args.device), *found[index])
-            for index, loss in enumerate(losses)
-        ]
+        predictions = []
+        for index, number in enumerate(losses):
+            has_loss, logits, labels = found[index]
+            loss = torch.tensor(number, device=self.args.device) if has_loss else None
+            predictions.append(Prediction(loss, logits, labels))
+        return predictions
 
 
 def _each_once(
@@ -382,7 +461,6 @@ class SFTTrainer(OffloadMixin, trl.SFTTrainer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with every_template_marked():
             super().__init__(*args, **kwargs)
-        self._one_forward = OneForward(self.model)
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The engine's; what draws twice in TRL is refused before it starts."""
@@ -393,11 +471,3 @@ class SFTTrainer(OffloadMixin, trl.SFTTrainer):  # type: ignore[misc]
             if value:
                 refuse_second_draws(self.model, setting)
         return super().create_optimizer(model)
-
-    def compute_loss(self, model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
-        """TRL's loss; where it calls the model twice, the blocks run once."""
-        with self._one_forward.per_loss():
-            return super().compute_loss(model, inputs, *more, **kwargs)
-
-    def _send_telemetry(self) -> None:
-        """Nothing about a run leaves the machine."""

@@ -75,7 +75,7 @@ def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathli
 
 
 def _states_of(engine: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
-    for name, *masters in engine.weights():
+    for name, *masters in engine.weights(are_frozen_wanted=False):
         yield _MASTERS, name, masters.pop()
     for name, *moments in engine.moments():
         yield _MEANS, name, moments.pop(0)

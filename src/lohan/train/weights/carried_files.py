@@ -47,7 +47,7 @@ def write_carried_files(
     """
     is_directory = source.has_files and source.gguf_file is None
     if is_directory:
-        _copy_config(source, out, dtype)
+        _copy_config(source, out, dtype, tokenizer)
         patterns = [*_OTHER_FILES, *_LICENSES, *(() if tokenizer else _TOKENIZER_FILES)]
         if getattr(source.config, "auto_map", None):
             patterns.append("*.py")
@@ -63,7 +63,7 @@ def write_carried_files(
             tokenizer.save_pretrained(str(out))
 
 
-def _copy_config(source: ModelSource, out: Path, dtype: torch.dtype) -> None:
+def _copy_config(source: ModelSource, out: Path, dtype: torch.dtype, tokenizer: Any) -> None:
     """The source's own text with few changes: what this transformers does not know survives."""
     name = str(dtype).removeprefix("torch.")
     with explained(f"config.json in {source.directory} cannot be carried over", "correct it"):
@@ -78,8 +78,13 @@ def _copy_config(source: ModelSource, out: Path, dtype: torch.dtype) -> None:
         if "torch_dtype" not in fields:
             fields["dtype"] = name
         fields["architectures"] = [source.kind.__name__]
+        if source.head is not None:
+            fields |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+            if getattr(tokenizer, "pad_token_id", None) is not None:
+                # Where a row ends is told by it.
+                fields["pad_token_id"] = tokenizer.pad_token_id
         text = json.dumps(fields, indent=2) + "\n"
-    _write(out / "config.json", text)
+    write_text(out / "config.json", text)
 
 
 def _make_config(source: ModelSource, out: Path, dtype: torch.dtype) -> None:
@@ -115,7 +120,8 @@ def _copy_one(copy_to: Callable[[Path, Path], object], path: Path, target: Path)
         raise storage_error(f"{path} cannot be copied", number, path=str(target)) from None
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a small file. Raises StorageError."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -77,7 +77,7 @@ def check_model_directory(
         remarks.append("there is no tokenizer beside the weights")
     if should_read_values:
         try:
-            _look_at_values(stored, problems, remarks, progress)
+            look_at_values(stored, problems, remarks, progress)
         except LohanError as error:
             problems.append(f"{error.what}: {error.why}")
     return _report(directory, source, problems, remarks)
@@ -131,12 +131,13 @@ def _dtype_remarks(source: ModelSource) -> list[str]:
     return [f"config.json says {name}, the weights are {shown(sorted(found))}"]
 
 
-def _look_at_values(
+def look_at_values(
     stored: list[StoredTensor],
     problems: list[str],
     remarks: list[str],
     progress: Progress | None,
 ) -> None:
+    """Read every tensor and say where numbers are missing. Raises StorageError."""
     total_bytes, done_bytes = sum(tensor.nbytes for tensor in stored), 0
     for tensor in stored:
         num_nan = num_infinite = 0

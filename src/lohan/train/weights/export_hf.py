@@ -36,6 +36,7 @@ from lohan.units import GB, MB, format_bytes
 
 MAX_SHARD_BYTES = 5 * GB
 EXPORT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
 _BESIDE_BYTES = 64 * MB
 """Left free for configuration, tokenizer and the filesystem's own records."""
 
@@ -112,7 +113,7 @@ def export_model(
             )
         written = tuple(files_below(partial))
         if not is_merge:  # into a folder of a run or a checkpoint, which has a list of its own
-            _write_files_list(partial, written)
+            write_files_list(partial, written)
         place_model(partial, out, is_merge=is_merge)
     return dataclasses.replace(report, path=out, files=written)
 
@@ -181,16 +182,25 @@ class _Intake:
     def _write(self, group: NameGroup, owned: dict[str, torch.Tensor]) -> None:
         for name, tensor in self._layout.stored(group, owned).items():
             writer, place = self._places[name]
-            flat = tensor.detach().reshape(-1)
-            if flat.is_floating_point() and bool(flat[0].isnan()) and bool(flat.isnan().all()):
-                raise CheckpointError(
-                    f"the tensor {name} is NaN in all of its {flat.numel()} elements",
-                    why="such a model is of no use, so it is not written",
-                    remedy="look in the log for the step at which the loss became NaN, and resume "
-                    "from a seal before it",
-                )
+            refuse_all_nan(name, tensor)
             writer.write(place, tensor)
             self.written_bytes += place.nbytes
+
+
+def refuse_all_nan(name: str, tensor: torch.Tensor) -> None:
+    """Refuse to write a tensor without a single number.
+
+    Raises:
+        CheckpointError: it is NaN throughout.
+    """
+    flat = tensor.detach().reshape(-1)
+    if flat.is_floating_point() and bool(flat[0].isnan()) and bool(flat.isnan().all()):
+        raise CheckpointError(
+            f"the tensor {name} is NaN in all of its {flat.numel()} elements",
+            why="such a model is of no use, so it is not written",
+            remedy="look in the log for the step at which the loss became NaN, and resume "
+            "from a seal before it",
+        )
 
 
 def _write_tensors(
@@ -317,12 +327,12 @@ def _write_index(path: Path, layout: ExportLayout, writers: list[ShardWriter]) -
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _write_files_list(partial: Path, names: tuple[str, ...]) -> None:
+def write_files_list(partial: Path, names: tuple[str, ...]) -> None:
     """Hashes of all files, which `lohan check` compares; read by whoever may read the model."""
     path = partial / MODEL_LIST_NAME
     with _told("an export cannot be made durable", path):
         write_list(path, hash_files(partial, names))
-        shutil.copymode(partial / "config.json", path)
+        shutil.copymode(partial / names[0], path)
 
 
 def place_model(partial: Path, out: Path, *, is_merge: bool) -> None:
@@ -355,12 +365,14 @@ def _rename(partial: Path, out: Path) -> None:
 
 
 def _merge(partial: Path, out: Path) -> None:
-    """Replace the model files in `out`; without config.json it is no model for anyone."""
+    """Replace the model files in `out`; without a configuration it is no model for anyone."""
     with _told("an export cannot be moved", out):
-        (out / "config.json").unlink(missing_ok=True)
-        for old in (out / INDEX_NAME, out / MODEL_LIST_NAME, *out.glob("model*.safetensors")):
+        for name in _CONFIGURATIONS:
+            (out / name).unlink(missing_ok=True)
+        weights = (*out.glob("model*.safetensors"), *out.glob("adapter_model*.safetensors"))
+        for old in (out / INDEX_NAME, out / MODEL_LIST_NAME, *weights):
             old.unlink(missing_ok=True)
-        entries = sorted(partial.iterdir(), key=lambda path: path.name == "config.json")
+        entries = sorted(partial.iterdir(), key=lambda path: path.name in _CONFIGURATIONS)
         for path in entries:
             if path.is_dir():
                 shutil.rmtree(out / path.name, ignore_errors=True)

@@ -12,7 +12,7 @@ that one which nothing computes is noticed instead of trained with.
 import contextlib
 import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,12 @@ def read_config(directory: Path, *, trust_remote_code: bool, gguf_file: str | No
     return config
 
 
-def model_class(config: Any, directory: Path, *, trust_remote_code: bool) -> Any:
+def model_class(
+    config: Any, directory: Path, *, trust_remote_code: bool, head: str | None = None
+) -> Any:
     """The class to train: what the configuration names, with a language-modelling head.
+
+    With `head`, a table of transformers' classes, the one of that table, for one output.
 
     Raises:
         ConfigError: no class fits.
@@ -91,6 +95,11 @@ def model_class(config: Any, directory: Path, *, trust_remote_code: bool) -> Any
         import transformers
 
         auto_map = getattr(config, "auto_map", None) or {}
+        if head is not None:
+            table: Any = getattr(transformers, head)
+            kind = table[type(config)]
+            config.num_labels, config.architectures = 1, [kind.__name__]
+            return kind
         if trust_remote_code:
             from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -220,6 +229,38 @@ def fill_buffers(model: nn.Module, loaded: Mapping[str, torch.Tensor], dtype: to
         initialize: Any = model.initialize_weights
         initialize()
     _refuse_left_out(model, computed)
+
+
+def first_values(
+    model: nn.Module, names: Sequence[str], seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Values of parameters that are in no file, in fp32, as the model's code draws them.
+
+    As transformers does it after `set_seed`: modules in order, by `_init_weights`. Generators are
+    left as they were.
+    """
+    if not names:
+        return
+    model = copy.deepcopy(model)  # on `meta`, so it costs nothing
+    for name in names:
+        owner, _, own_name = name.rpartition(".")
+        shape = model.get_parameter(name).shape
+        made = nn.Parameter(torch.zeros(shape, dtype=torch.float32))
+        setattr(model.get_submodule(owner), own_name, made)
+    with (
+        torch.random.fork_rng(devices=[]),
+        explained(
+            f"{type(model).__name__} cannot draw the values of its head",
+            "check that this transformers knows the model",
+        ),
+    ):
+        torch.manual_seed(seed)
+        for module in model.modules():
+            if any(not one.is_meta for one in module.parameters(recurse=False)):
+                initialize: Any = model._init_weights
+                initialize(module)
+    for name in names:
+        yield name, model.get_parameter(name).detach()
 
 
 def _mark(tensor: torch.Tensor, is_done: bool) -> None:

@@ -45,8 +45,13 @@ class ModelSource:
         kind: Any,
         dtype: torch.dtype,
         trust_remote_code: bool,
+        head: str | None = None,
+        seed: int = 0,
     ) -> None:
         self.directory = place.directory
+        self.head = head
+        """The table of classes `kind` is of, where the configuration means another one."""
+        self._seed = seed
         self.gguf_file = place.gguf_file
         self.config = config
         """transformers' configuration as it was found."""
@@ -59,6 +64,8 @@ class ModelSource:
         """Tensors of the files by their stored names; none for GGUF."""
         self.remarks: list[str] = []
         """What `open_source` warned of."""
+        self.new: tuple[str, ...] = ()
+        """Parameters that the files do not have, because the head of the model is another one."""
         self.unexpected: tuple[str, ...] = ()
         """Stored names the model has no use for."""
         self.skeleton = meta_model.build_untied(kind, config, dtype)
@@ -89,8 +96,10 @@ class ModelSource:
         """The groups whose tensors are used, tied ones once, in the order of the model."""
         if self.match is None:
             return ()
-        chosen = dict.fromkeys(self._providers[name] for name in self.parameters)
-        return (*chosen, *self._buffer_groups())
+        known = (name for name in self.parameters if name not in self.new)
+        chosen = dict.fromkeys(self._providers[name] for name in known)
+        new = (NameGroup(stored=(name,), owned=(name,)) for name in self.new)
+        return (*chosen, *new, *self._buffer_groups())
 
     @property
     def is_untied(self) -> bool:
@@ -148,6 +157,7 @@ class ModelSource:
                 if trained is not None and self._providers[trained] is group:
                     yield trained, tensor
                 del tensor
+        yield from meta_model.first_values(self.skeleton, self.new, self._seed)
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every persistent buffer that is stored, as it is stored; zeros while it is not here.
@@ -223,6 +233,13 @@ class ModelSource:
             for name in meta_model.persistent_buffers(self.skeleton)
             if name not in provided and not may_lack(name)
         ]
+        if self.head is not None and missing and set(missing) <= self._of_head():
+            self.new = tuple(missing)
+            self.remarks.append(
+                f"{shown(missing)} of {self.kind.__name__} is not in {self.directory} and begins "
+                f"with random values, drawn with seed {self._seed}"
+            )
+            return
         if missing:
             raise ConfigError(
                 f"{len(missing)} tensors of {self.kind.__name__} are missing in {self.directory}: "
@@ -239,6 +256,11 @@ class ModelSource:
                         why="weights are taken as fp32, bf16 or fp16, which give exact masters",
                         remedy="give the model in one of these",
                     )
+
+    def _of_head(self) -> set[str]:
+        """Parameters outside of the part that models of this family with other heads share."""
+        prefix = f"{getattr(self.skeleton, 'base_model_prefix', '')}."
+        return {name for name in self.parameters if not name.startswith(prefix)}
 
     def _may_lack(self) -> Any:
         patterns = getattr(self.skeleton, "_keys_to_ignore_on_load_missing", None) or ()
@@ -290,6 +312,8 @@ def open_source(
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     should_fetch: bool = True,
+    head: str | None = None,
+    seed: int = 0,
 ) -> ModelSource:
     """Find a model and check that all of it is there: nothing is read but headers.
 
@@ -300,6 +324,9 @@ def open_source(
         dtype: what parameters compute in, bf16 or fp16.
         should_fetch: whether weights on the hub that are not on this machine are downloaded;
             else the source `has_weights` only if they need not be.
+        head: the table of transformers that the model's class is taken from
+            (`MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING`), with one output: a reward.
+        seed: of the values of such a head where the files have none.
 
     Raises:
         ConfigError: there is no such model, its parts do not fit together, or tensors are missing.
@@ -313,6 +340,8 @@ def open_source(
         trust_remote_code=trust_remote_code,
         dtype=dtype,
         should_fetch=should_fetch,
+        head=head,
+        seed=seed,
     )
     if source.gguf_file is not None:
         source.remarks.append(
@@ -332,6 +361,8 @@ def inspect_source(
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     should_fetch: bool = True,
+    head: str | None = None,
+    seed: int = 0,
 ) -> ModelSource:
     """As `open_source`, without warnings: they are in `remarks`."""
     if dtype not in meta_model.COMPUTE_DTYPES:
@@ -353,9 +384,17 @@ def inspect_source(
     config = meta_model.read_config(
         place.directory, trust_remote_code=trust_remote_code, gguf_file=place.gguf_file
     )
-    kind = meta_model.model_class(config, place.directory, trust_remote_code=trust_remote_code)
+    kind = meta_model.model_class(
+        config, place.directory, trust_remote_code=trust_remote_code, head=head
+    )
     return ModelSource(
-        place=place, config=config, kind=kind, dtype=dtype, trust_remote_code=trust_remote_code
+        place=place,
+        config=config,
+        kind=kind,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        head=head,
+        seed=seed,
     )
 
 

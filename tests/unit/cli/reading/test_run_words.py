@@ -59,7 +59,13 @@ def test_a_name_alone_is_a_model_with_the_usual_batch() -> None:
     ("first", "extra", "said"),
     [
         (None, [], "no model is given"),
-        ("gpt-13b", ["--lora_r", "8"], 'unknown key "lora_r"'),
+        ("gpt-13b", ["--lora_rank", "8"], 'unknown key "lora_rank"'),
+        ("gpt-13b", ["--lora_r", "many"], "lora_r is 'many'"),
+        (
+            "gpt-13b",
+            ["--lora_r", "8", "--use_peft", "false"],
+            "lora_r is set and use_peft is false",
+        ),
         ("gpt-13b", ["--max_length", "long"], "max_length is 'long'"),
         ("gpt-13b", ["gpt-6b"], '"gpt-6b" stands alone'),
         ("none.yaml", [], "there is no file none.yaml"),

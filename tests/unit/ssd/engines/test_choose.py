@@ -5,7 +5,6 @@ import pathlib
 import pytest
 
 from lohan import _native
-from lohan.errors import HardwareError
 from lohan.ssd import choose_engine
 from lohan.ssd.engines import choose
 
@@ -17,9 +16,6 @@ def refuse_with(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_reason_is_given_with_the_engine() -> None:
     engine, reason = choose_engine()
     assert reason.startswith(engine.name)
-    engine.close()
-    engine, reason = choose_engine("threads")
-    assert (engine.name, reason) == ("threads", "threads: asked for")
     engine.close()
 
 
@@ -63,11 +59,3 @@ def test_a_build_without_io_uring_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_native, "is_uring_compiled_in", lambda: False)
     _, reason = choose_engine()
     assert "this build has no io_uring" in reason
-
-
-def test_an_engine_that_was_asked_for_is_given_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_with(errno.EPERM, monkeypatch)
-    with pytest.raises(HardwareError, match="io_uring was asked for"):
-        choose_engine("io_uring")
-    with pytest.raises(HardwareError, match="there is no I/O engine 'aio'"):
-        choose_engine("aio")

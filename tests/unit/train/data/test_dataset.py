@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 from typing import Any
 
 import pyarrow as pa
@@ -209,11 +210,15 @@ def test_a_named_text_column_settles_what_is_meant(tmp_path: pathlib.Path) -> No
 def test_chat_rows_without_a_template_are_refused(tmp_path: pathlib.Path) -> None:
     tokenizer = tiny_chat.tokenizer()
     chat = load_rows(written(tmp_path, {"messages": [USER, ASSISTANT]}))
-    refuse_missing_template(chat, tokenizer, "m")
+    with_path = types.SimpleNamespace(chat_template_path=None)
+    refuse_missing_template(chat, tokenizer, "m", with_path)
     tokenizer.chat_template = None
-    with pytest.raises(ConfigError, match="no chat template"):
-        refuse_missing_template(chat, tokenizer, "m")
-    refuse_missing_template(load_rows(written(tmp_path, {"text": "a"})), tokenizer, "m")
+    with pytest.raises(ConfigError, match=r"no chat template.*give a template with chat_template"):
+        refuse_missing_template(chat, tokenizer, "m", with_path)
+    with pytest.raises(ConfigError, match=r"put a template into the tokenizer"):
+        refuse_missing_template(chat, tokenizer, "m", types.SimpleNamespace())
+    texts = load_rows(written(tmp_path, {"text": "a"}))
+    refuse_missing_template(texts, tokenizer, "m", with_path)
 
 
 def test_the_row_a_template_refuses_is_found(tmp_path: pathlib.Path) -> None:

@@ -23,7 +23,7 @@ class OneTensor:
         self.counters = {"num_steps": 1}
         self.buffers: dict[str, object] = {}
 
-    def weights(self) -> list[tuple[str, torch.Tensor]]:
+    def weights(self, *, are_frozen_wanted: bool) -> list[tuple[str, torch.Tensor]]:
         return [("w", torch.ones(8))]
 
     def moments(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:

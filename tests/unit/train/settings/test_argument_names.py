@@ -9,41 +9,44 @@ import pytest
 from lohan.train.settings import argument_names as module
 from lohan.train.settings.argument_names import argument_names
 from lohan.train.settings.config import argument_fields
+from lohan.train.settings.tasks import TASKS, Task
 
 
-def test_the_names_are_those_of_the_class_itself() -> None:
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+def test_the_names_are_those_of_the_class_itself(task: Task) -> None:
     import dataclasses
 
-    from trl import SFTConfig
-
-    expected = {field.name for field in dataclasses.fields(SFTConfig) if field.init}
-    assert argument_names() == expected
-    assert argument_fields().keys() < expected
+    fields = dataclasses.fields(task.arguments_class())
+    expected = {field.name for field in fields if field.init}
+    assert argument_names(*task.arguments) == expected
+    assert argument_fields(task).keys() < expected
 
 
 @pytest.mark.parametrize(
-    "unknown",
+    ("file", "name"),
     [
-        ("trl", "trainer/sft_config.py", "OtherConfig"),
-        ("trl", "trainer/none.py", "SFTConfig"),
-        ("no_such_package", "trainer/sft_config.py", "SFTConfig"),
-        ("trl", "trainer/base_config.py", "_BaseConfig"),
+        ("trainer.sft_config", "OtherConfig"),
+        ("trainer.none", "SFTConfig"),
+        ("trainer.base_config", "_BaseConfig"),
     ],
-    ids=["class", "file", "package", "base"],
+    ids=["class", "file", "base"],
 )
-def test_another_layout_is_not_guessed_at(
-    monkeypatch: pytest.MonkeyPatch, unknown: tuple[str, str, str]
-) -> None:
+def test_another_layout_is_not_guessed_at(file: str, name: str) -> None:
+    assert argument_names(file, name) is None
+
+
+def test_a_package_that_is_not_there_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = ("no_such_package", "training_args.py", "TrainingArguments")
+    monkeypatch.setattr(module, "_BASES", (module._BASES[0], unknown))
     argument_names.cache_clear()
-    monkeypatch.setattr(module, "_CLASSES", (unknown, *module._CLASSES[1:]))
-    assert argument_names() is None
+    assert argument_names("trainer.sft_config", "SFTConfig") is None
     argument_names.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--lora_r", "8"), 'unknown key "lora_r"'),
+        (("--lora_rank", "8"), 'unknown key "lora_rank"'),
         (("--ram", "5Gx"), "'5Gx' is not a size"),
         (("--model", "/no/such/model"), "there is no model at /no/such/model"),
         (("--data", "none.jsonl"), "there is no file none.jsonl"),

@@ -222,7 +222,7 @@ def test_arguments_that_cannot_work_are_refused_with_their_reason(
         )
 
 
-@pytest.mark.parametrize("name", ["peft_config", "quantization_config", "optimizer_cls_and_kwargs"])
+@pytest.mark.parametrize("name", ["quantization_config", "optimizer_cls_and_kwargs"])
 def test_parameters_that_cannot_work_are_refused(tmp_path: pathlib.Path, name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         SFTTrainer(

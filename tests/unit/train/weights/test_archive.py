@@ -21,7 +21,7 @@ class NormOnly:
         self.buffers = self._buffers.to_json()
         self.counters = {"num_steps": 1}
 
-    def weights(self) -> list[tuple[str, torch.Tensor]]:
+    def weights(self, *, are_frozen_wanted: bool) -> list[tuple[str, torch.Tensor]]:
         return [("weight", torch.ones(4))]
 
     def moments(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -1,8 +1,10 @@
-"""`lohan compare`: every policy on the same machine, model and batch.
+"""`lohan compare`: every policy on the same machine, model and batch. `lohan reproduce`: published
+figures next to simulated ones.
 
-Owns the command's options. Computed in `lohan.paper`, printed in `comparison`.
+Owns the commands' options. Computed in `lohan.paper`, printed in `paper_tables`.
 """
 
+import pathlib
 from typing import Annotated
 
 import typer
@@ -28,6 +30,10 @@ BestBatchOption = Annotated[
 ClipOption = Annotated[
     bool, typer.Option("--clip", help="lohan+ with gradient clipping; the others have none.")
 ]
+RowsOption = Annotated[
+    pathlib.Path | None,
+    typer.Option("--rows", help="Another CSV file with the same columns as the shipped rows."),
+]
 
 
 def compare(
@@ -46,8 +52,8 @@ def compare(
 ) -> None:
     """Put the policies side by side: what fits, how fast, what it wears and costs (simulated)."""
     from lohan.cli.reading.request import machine_asked, policies_asked, shape_asked
-    from lohan.cli.tables.comparison import show_comparison
     from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.paper_tables import show_comparison
     from lohan.paper.comparison import comparison_of
     from lohan.plan.workload import Workload
 
@@ -60,3 +66,17 @@ def compare(
         print_json(found.to_fields())
     else:
         show_comparison(found, console())
+
+
+def reproduce(rows: RowsOption = None, json: JsonOption = False) -> None:
+    """Compare every published figure with the simulator: error per row, spread per figure."""
+    from lohan.cli.tables.output import console, print_json
+    from lohan.cli.tables.paper_tables import show_reproduction
+    from lohan.paper.reproduce import reproduction_of
+    from lohan.paper.rows import rows_of, shipped_rows
+
+    found = reproduction_of(shipped_rows() if rows is None else rows_of(rows))
+    if json:
+        print_json(found.to_fields())
+    else:
+        show_reproduction(found, console())

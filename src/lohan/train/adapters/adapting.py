@@ -1,0 +1,132 @@
+"""The adapter of a trainer's model: from before TRL makes it until its files are written.
+
+Owns what of a trainer is different where a frozen base has an adapter. Used by the trainers.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+
+from lohan.errors import ConfigError
+from lohan.train.adapters.adapter_files import config_fields, export_adapter, saved_names
+from lohan.train.adapters.hollow_base import HollowBase, renamed
+from lohan.train.adapters.kinds import adapter_of, is_adapted, refuse_unexpected, refuse_untaken
+from lohan.train.weights.check_export import ModelDirectoryReport
+
+ADAPTER = "adapter"
+"""Its name in a seal: what adapter_config.json holds."""
+# Where the base lies and who wrote the adapter does not make it another one.
+_NOT_THE_ADAPTER = ("base_model_name_or_path", "revision", "peft_version", "auto_mapping")
+Tensors = Iterable[tuple[str, torch.Tensor]]
+
+
+class Adapting:
+    """Made before the trainer underneath is, which makes the adapter; then comes `finish`."""
+
+    def __init__(self, model: Any, peft_config: Any, *, is_named: bool) -> None:
+        self._is_named = is_named
+        self._model: Any = None
+        self._names: dict[str, tuple[str, ...]] | None = None
+        self._hollow: HollowBase | None = None
+        self._saved: dict[str, str] = {}
+        if isinstance(model, torch.nn.Module):
+            refuse_unexpected(model, has_values=not is_named)
+        if hasattr(peft_config, "peft_type"):  # all else TRL refuses
+            refuse_untaken(peft_config, has_values=not is_named)
+            if is_named:
+                self._hollow = HollowBase(model)
+
+    def finish(self, model: Any) -> None:
+        """Look at the model the trainer has made of the one it was given.
+
+        Raises:
+            ConfigError: it cannot be trained exactly.
+        """
+        refuse_unexpected(model, has_values=not self._is_named)
+        if not is_adapted(model):
+            return
+        self._model = model
+        if self._is_named:
+            if self._hollow is None:
+                raise ConfigError(
+                    "peft_config is not given by its name",
+                    why="the adapter of a model that is not loaded is made with care for its "
+                    "first values",
+                    remedy="write peft_config=...",
+                )
+            self._names = self._hollow.finish(model, adapter_of(model)[0])
+            self._hollow = None
+        # Now: PEFT looks at values, which the engine takes.
+        self._saved = saved_names(model, is_named=self._is_named)
+        # With checkpointing, TRL has gradients begin at the embedding. None is needed there.
+        base = model.get_base_model()
+        if hasattr(base, "disable_input_require_grads"):
+            base.disable_input_require_grads()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the model has an adapter; if not, nothing here is to be called."""
+        return self._model is not None
+
+    def first_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Tensors:
+        """First values of a model by name: those of its base as they come, and of its adapter."""
+        if self._names is None:
+            return tensors
+        parameters = self._model.named_parameters()
+        drawn = [(name, one.detach()) for name, one in parameters if not one.is_meta]
+        return chain(drawn, renamed(tensors, self._names))
+
+    def identity(self) -> dict[str, Any]:
+        """What makes the adapter the one of a run."""
+        fields = config_fields(self._model) if self.is_on else {}
+        return {f"adapter.{k}": v for k, v in fields.items() if k not in _NOT_THE_ADAPTER}
+
+    def sealed(self, model_name: str) -> dict[str, Any]:
+        """What a seal says of the adapter, so that it can be exported."""
+        return {ADAPTER: self._fields(model_name)} if self.is_on else {}
+
+    def export(
+        self, engine: Any, folder: pathlib.Path, *, model_name: str, tokenizer: Any
+    ) -> ModelDirectoryReport:
+        """Write the adapter from the engine, in PEFT's layout. Raises as `export_adapter`."""
+        names = self._saved
+        trained = {name for name, one in self._model.named_parameters() if one.requires_grad}
+        return export_adapter(
+            self._model,
+            names,
+            engine.weights(are_frozen_wanted=not trained.issuperset(names.values())),
+            folder,
+            fields=self._fields(model_name),
+            tokenizer=tokenizer,
+            should_merge=True,
+        )
+
+    def _fields(self, model_name: str) -> dict[str, Any]:
+        """What the adapter's file says; the base is called as the user called it."""
+        if not self._is_named:
+            return config_fields(self._model)
+        is_path = os.path.isdir(model_name)
+        return config_fields(self._model, os.path.abspath(model_name) if is_path else model_name)
+
+
+def with_frozen(
+    model: Any, trained: Tensors | None, first: Callable[[], Tensors | None]
+) -> Tensors | None:
+    """Values of an archive, which has what is trained, and of the base that belongs to it."""
+    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+    if trained is None or not frozen:
+        return trained
+    given = first()
+    rest: Tensors = model.named_parameters() if given is None else given
+    return chain(trained, ((name, one.detach()) for name, one in rest if name in frozen))
+
+
+def num_written(model: Any) -> int:
+    """Parameters that the model's files hold in 16 bits; those of an adapter count double."""
+    if not is_adapted(model):
+        return sum(int(parameter.numel()) for parameter in model.parameters())
+    return 2 * sum(int(one.numel()) for one in model.parameters() if one.requires_grad)

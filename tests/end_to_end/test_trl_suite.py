@@ -1,0 +1,62 @@
+"""`scripts/trl_suite` on a checkout with three tests, as TRL writes them."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TESTS = """
+import torch
+from datasets import load_dataset
+from trl import RewardConfig, RewardTrainer
+
+
+def made(folder, **changes):
+    rows = load_dataset("trl-internal-testing/zen", "conversational_preference", split="train")
+    args = RewardConfig(str(folder), report_to="none", max_steps=1, use_cpu=True, **changes)
+    name = "trl-internal-testing/tiny-Qwen2ForCausalLM-2.5"
+    return RewardTrainer(model=name, args=args, train_dataset=rows)
+
+
+def test_train(tmp_path):
+    trainer = made(tmp_path, learning_rate=0.1)
+    before = {name: one.clone() for name, one in trainer.model.named_parameters()}
+    trainer.train()
+    for name, one in before.items():
+        assert not torch.equal(one, trainer.model.get_parameter(name)), name
+
+
+def test_refused(tmp_path):
+    made(tmp_path, save_only_model=True)
+
+
+def test_fails_on_both():
+    raise ValueError("as ever")
+"""
+
+
+@pytest.mark.slow
+def test_both_sides_are_counted_and_what_is_worse_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_reward_trainer.py").write_text(TESTS)
+    ran = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "trl_suite", tmp_path, "--stand-ins"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    counts = json.loads(ran.stdout.splitlines()[-1])["reward"]
+    assert counts["plain"] == {"passed": 2, "refused": 0, "failed": 1, "skipped": 0}, ran.stdout
+    assert counts["ours"] == {"passed": 1, "refused": 1, "failed": 1, "skipped": 0}, ran.stdout
+    assert "refused: test_refused: ConfigError: save_only_model is not supported" in ran.stdout
+
+
+def test_a_folder_without_tests_is_refused(tmp_path: pathlib.Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "trl_suite", tmp_path], capture_output=True, check=False
+    )
+    assert ran.returncode == 2
