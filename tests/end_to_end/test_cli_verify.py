@@ -50,6 +50,24 @@ def test_a_known_model_is_equal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_ranks_are_compared_with_as_many_groups(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole: Any = lohan.verify.verify_copy
+    monkeypatch.setattr(
+        lohan.verify,
+        "verify_copy",
+        lambda copy, **given: whole(copy, **given | {"cases": given["cases"][:1]}),
+    )
+    ran = run_lohan("verify", "gpt2", "--ranks", 2, "--steps", 2, "--ssd", tmp_path)
+    assert ran.exit_code == 0, ran.stdout
+    assert "EQUAL: losses, masters, m and v have the same bits in all 1 cases" in ran.stdout
+    assert list(tmp_path.iterdir()) == []
+    odd = run_lohan("verify", "gpt2", "--ranks", 2, "--micro-batches", 3, "--ssd", tmp_path)
+    assert odd.exit_code == 2
+
+
 def test_json_is_one_object_with_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
     few_cases(monkeypatch, 3)
     fields = run_lohan("verify", "gpt2", "--steps", 1, "--json").fields

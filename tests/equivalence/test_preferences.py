@@ -9,6 +9,7 @@ import transformers
 import trl
 
 import lohan
+from lohan.errors import ConfigError
 from lohan.train.weights.source import WeightsWarning
 from support import tiny_chat
 from support.preference_runs import (
@@ -112,6 +113,31 @@ def test_losses_metrics_and_weights_are_those_of_trl(tmp_path: pathlib.Path, cas
     plain.train()
     assert_same_training(ours, plain)
     ours.close()
+
+
+def test_what_reports_to_other_tools_get_has_the_lanes_and_the_prediction(
+    tmp_path: pathlib.Path,
+) -> None:
+    """transformers hands each log to the callbacks of `report_to` as it does to this one."""
+    seen = Logged()
+    trainer = offloaded(tmp_path, "Reward", {"max_steps": 2}, callbacks=[seen])
+    with pytest.raises(ConfigError, match="LlamaForSequenceClassification cannot be asked"):
+        trainer.answers(["red"])
+    trainer.train()
+    last = next(logs for logs in reversed(seen.logs) if "loss" in logs)
+    wanted = {"busy_gpu", "busy_cpu", "read_bytes", "written_bytes"}
+    wanted |= {"step_seconds", "predicted_step_seconds", "prediction_error", "tokens_per_second"}
+    assert wanted <= last.keys()
+    assert all(isinstance(last[name], float) for name in wanted)
+    trainer.close()
+
+
+class Logged(transformers.TrainerCallback):
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.logs.append(dict(logs))
 
 
 def test_a_reference_that_trl_computes_in_every_step_is_the_one_computed_before(

@@ -16,8 +16,9 @@ import trl
 from accelerate.utils import convert_outputs_to_fp32
 
 import lohan
+from lohan.engine.run_setup import compute_format_of
 from lohan.errors import ConfigError
-from lohan.store import Part
+from lohan.store import ComputeFormat, Part
 from lohan.train.adapters.adapting import ADAPTER, Adapting
 from lohan.train.adapters.merging import adapted_skeleton
 from lohan.train.run.checking import check_directory
@@ -233,6 +234,22 @@ class _StopAfter(transformers.TrainerCallback):
         control.should_training_stop = state.global_step == self._step
 
 
+def test_adapters_compute_in_the_type_of_the_base_and_start_from_fp32(
+    tmp_path: pathlib.Path,
+) -> None:
+    tiny_chat.save_model(tmp_path / "model")
+    trainer = SFTTrainer(
+        str(tmp_path / "model"),
+        settings(tmp_path / "out", bf16=False, fp16=True),
+        peft_config=KINDS["lora"](),
+        offload={"ssd": str(tmp_path / "ssd")},
+        **tables(),
+    )
+    given = dict(trainer.first_weights() or ())
+    assert {given[name].dtype for name in trained(trainer.model)} == {torch.float32}
+    assert compute_format_of(trainer.model) is ComputeFormat.FP16
+
+
 def test_another_adapter_is_another_run(tmp_path: pathlib.Path) -> None:
     tiny_chat.save_model(tmp_path / "model")
     first = named(tmp_path, "out", "lora", steps=1)
@@ -307,19 +324,20 @@ def test_what_is_not_compared_is_refused_by_name_before_anything_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def test_an_adapter_in_an_unexpected_place_is_refused(tmp_path: pathlib.Path) -> None:
+def test_an_adapter_may_be_given_by_its_place(tmp_path: pathlib.Path) -> None:
     tiny_chat.save_model(tmp_path / "model")
     names = list(inspect.signature(trl.SFTTrainer.__init__).parameters)[3:]
     given = {**dict.fromkeys(names), **tables(), "peft_config": KINDS["lora"]()}
     given["optimizers"] = (None, None)
     values = [given[name] for name in names[: names.index("peft_config") + 1]]
-    with pytest.raises(ConfigError, match="peft_config is not given by its name"):
-        SFTTrainer(
-            str(tmp_path / "model"),
-            settings(tmp_path / "out"),
-            *values,
-            offload={"ssd": str(tmp_path / "ssd")},
-        )
+    trainer = SFTTrainer(
+        str(tmp_path / "model"),
+        settings(tmp_path / "out"),
+        *values,
+        offload={"ssd": str(tmp_path / "ssd")},
+    )
+    assert trainer.adapting.is_on
+    trainer.close()
 
 
 def test_a_base_that_is_one_file_is_called_by_its_whole_path(

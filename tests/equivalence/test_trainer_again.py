@@ -148,8 +148,9 @@ def test_a_second_run_takes_the_folder_of_one_that_ended(tmp_path: pathlib.Path)
     ):
         second.train()
     assert (tmp_path / "out" / f"_lohan-{first.engine.run_id}" / "log.jsonl").exists()
-    with pytest.raises(CheckpointError, match=r"not ended.*resume_from_checkpoint=True"):
-        ours(tmp_path).train()
+    for work in (lambda trainer: trainer.train(), lambda trainer: trainer.evaluate(rows())):
+        with pytest.raises(CheckpointError, match=r"not ended.*resume_from_checkpoint=True"):
+            work(ours(tmp_path))
 
 
 def test_rows_without_labels_are_predicted_as_in_memory(tmp_path: pathlib.Path) -> None:

@@ -99,6 +99,14 @@ def _dit(dropout: float) -> torch.nn.Module:
     return TinyDiT(dropout, width=48, depth=2)
 
 
+def _counting(dropout: float) -> torch.nn.Module:
+    """A model that counts its forward passes in a buffer."""
+    model = _dit(dropout)
+    model.register_buffer("num_seen", torch.zeros(()))
+    model.patch.register_forward_hook(lambda *_: model.num_seen.add_(1))
+    return model
+
+
 def _even(dropout: float) -> torch.nn.Module:
     """Blocks so large that slices come out about even; for what is moved, not for bits."""
     sizes = {**_TEXT, "vocab_size": 512, "hidden_size": 512, "intermediate_size": 1024}
@@ -145,7 +153,7 @@ class RankRun:
 def batch_of(model: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     """Rows and lengths differ from batch to batch."""
     generator = torch.Generator().manual_seed(1000 + seed)
-    if model == "dit":
+    if model in ("dit", "counting"):
         rows = 1 + seed % 3
         shapes = {"pixels": (rows, 6, 4), "time": (rows, 8), "noise": (rows, 6, 4)}
         return {n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()}
@@ -159,7 +167,7 @@ def batch_of(model: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> dict
 
 def built(run: RankRun) -> torch.nn.Module:
     torch.manual_seed(7)
-    make = _even if run.model == "even" else MODELS[run.model]
+    make = {**MODELS, "even": _even, "counting": _counting}[run.model]
     # Nothing is drawn, and no forward pass is needed to find that out, in evaluation mode.
     model = make(run.dropout).train(run.model != "even").bfloat16()
     if run.freezes:
@@ -178,7 +186,7 @@ def optimizer_of(run: RankRun, model: torch.nn.Module) -> AdamW:
 
 
 def loss_of_model(run: RankRun) -> Any:
-    return denoising_loss if run.model == "dit" else None
+    return denoising_loss if run.model in ("dit", "counting") else None
 
 
 def all_batches(run: RankRun) -> list[list[dict[str, Any]]]:

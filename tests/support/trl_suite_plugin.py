@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+SHOWN = ("named_parameters", "get_parameter")
 NAMES = ("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")
 
 
@@ -62,7 +63,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
 def _with_offload(kind: Any) -> Any:
     """A trainer that needs no argument more than the one it stands for.
 
-    Tests look at weights: outside of its own work they are put into the model, as if in memory.
+    Tests look at weights: outside of its own work the model shows its masters, which are in fp32
+    as the weights of the trainer in memory are.
     """
 
     class Suited(kind):  # type: ignore[misc]
@@ -79,7 +81,7 @@ def _with_offload(kind: Any) -> Any:
             )
             super().__init__(*given, **kwargs)
             if self.source is not None:
-                _load(self.model, self.source)
+                self._show(dict(self.source.tensors()))
 
         def train(self, *given: Any, **kwargs: Any) -> Any:
             return self._without_weights(super().train, *given, **kwargs)
@@ -91,38 +93,22 @@ def _with_offload(kind: Any) -> Any:
             return self._without_weights(super().predict, *given, **kwargs)
 
         def _without_weights(self, work: Any, *given: Any, **kwargs: Any) -> Any:
-            if self._engine is not None:
-                for own in self._engine._setup.sets.values():
-                    own.release()
+            for name in SHOWN:
+                vars(self.model).pop(name, None)
             done = work(*given, **kwargs)
             if not self._is_training and self._engine is not None:
-                _put_in(self._engine)
+                self._show(dict(self._engine.weights()))
             return done
+
+        def _show(self, values: dict[str, Any]) -> None:
+            """Masters, by all names of the parameters they are of."""
+            trained: dict[int, str] = {}
+            shown = {
+                name: values[trained.setdefault(id(parameter), name)]
+                for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            }
+            self.model.named_parameters = lambda *_, **__: iter(shown.items())
+            self.model.get_parameter = shown.__getitem__
 
     Suited.__name__ = Suited.__qualname__ = kind.__name__
     return Suited
-
-
-def _load(model: Any, source: Any) -> None:
-    import torch
-
-    aliases = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(parameter), []).append(name)
-    by_name = {names[0]: names for names in aliases.values()}
-    for name, tensor in source.tensors():
-        made = torch.nn.Parameter(tensor.to(source.dtype))
-        for one in by_name[name]:
-            owner, _, own_name = one.rpartition(".")
-            setattr(model.get_submodule(owner), own_name, made)
-
-
-def _put_in(engine: Any) -> None:
-    import torch
-
-    values = dict(engine.weights())
-    for own in engine._setup.sets.values():
-        if own.parameters:
-            own.bind(torch.zeros(own.layout.num_bytes, dtype=torch.uint8))
-            for name, parameter in own.parameters.items():
-                parameter.data.copy_(values[name])

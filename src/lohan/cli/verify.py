@@ -61,6 +61,16 @@ def verify(
         bool,
         typer.Option("--hidden-states", help="A loss on hidden states and router logits, too."),
     ] = False,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            "--ranks",
+            min=1,
+            max=16,
+            help="Processes that train together, on the CPU unless --device says else; compared "
+            "with a plain loop of as many reduction groups.",
+        ),
+    ] = 1,
     trust_remote_code: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -91,8 +101,10 @@ def verify(
             device=device,
             ram_bytes=ram_bytes,
             num_steps=steps,
-            cases=all_cases(counts=micro_batches or (1, 2), reads_states=hidden_states),
+            cases=all_cases(counts=micro_batches or (ranks, 2 * ranks), reads_states=hidden_states),
             report=lambda line: print(line, file=sys.stderr, flush=True),
+            num_ranks=ranks,
+            trust_remote_code=trust_remote_code,
         )
     finally:
         signal.signal(signal.SIGTERM, before)

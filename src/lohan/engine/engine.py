@@ -39,7 +39,7 @@ from lohan.optimizer.torch_optimizer import AdamW
 from lohan.parallel.exchange import whole_tensors
 from lohan.plan.plan import Plan
 from lohan.simulate import SimulatedStep
-from lohan.store import StateStore, StoreCounters
+from lohan.store import StateLayout, StateStore, StoreCounters
 from lohan.trace import Recorder, Trace
 
 _NUM_TRACED_SPANS = 20_000
@@ -292,6 +292,11 @@ class Engine:
     def store(self) -> StateStore:
         """The states."""
         return self._setup.store
+
+    @property
+    def layout(self) -> StateLayout:
+        """Where the whole model's states lie; among ranks the store has a slice of them."""
+        return self._setup.layout
 
     @property
     def written_bytes(self) -> int:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib.metadata import version
@@ -51,8 +51,16 @@ def reduction_groups_of(options: Options, first: FirstStates, peers: Peers) -> i
             places = [os.path.join(parent, f"{PREFIX}{name}") for parent in options.ssd]
             sealed = sealed_counters(find_manifest(places, name).manifest) or {}
     known = sealed.get("reduction_groups", 1) if sealed is not None else None
-    groups = options.reduction_groups or known or peers.num_ranks
-    if groups < 1 or (known is not None and groups != known):
+    groups = known or peers.num_ranks
+    if options.reduction_groups is not None:
+        groups = options.reduction_groups
+    if groups < 1:
+        raise ConfigError(
+            f"reduction_groups is {groups}",
+            why="micro-batches are dealt to at least one",
+            remedy="leave it out, or give 1 or more",
+        )
+    if known is not None and groups != known:
         raise ConfigError(
             f"reduction_groups is {groups}, and the run has {known}",
             why="sums of gradients depend on the number of groups",
@@ -238,6 +246,33 @@ def deal_step(
             of=groups, first=peers.rank * per_rank, count=per_rank, step=num_steps + 1
         ),
     )
+
+
+@contextlib.contextmanager
+def buffers_unchanged(setup: RunSetup) -> Iterator[None]:
+    """Refuse a model whose step changes its buffers (running means), among ranks: each would see
+    its own micro-batches only.
+
+    Raises:
+        ConfigError: naming the first one.
+    """
+    if setup.peers.num_ranks == 1:
+        yield
+        return
+    before = _buffer_versions(setup.model)
+    yield
+    for name, now in _buffer_versions(setup.model).items():
+        if before.get(name) != now:
+            raise ConfigError(
+                f"a step on {setup.peers.num_ranks} ranks changed the buffer {name}",
+                why="each rank changes its own by its own micro-batches, and results would depend "
+                "on their number; nothing was sealed since",
+                remedy="train with one rank, or put such modules into evaluation mode",
+            )
+
+
+def _buffer_versions(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: (id(one), one._version) for name, one in model.named_buffers()}
 
 
 def covering_sizes(setup: RunSetup, batches: Sequence[Any]) -> BatchSizes:

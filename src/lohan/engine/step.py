@@ -24,7 +24,7 @@ import torch
 from lohan.drive import LossFunction
 from lohan.engine.loss import counted_losses, num_tokens
 from lohan.engine.planning.predicting import Predictions
-from lohan.engine.ranks import DealtStep
+from lohan.engine.ranks import DealtStep, buffers_unchanged
 from lohan.engine.results import RunCounters, StepResult
 from lohan.engine.run_setup import RunSetup
 from lohan.engine.running import RunningPlan
@@ -109,7 +109,7 @@ def _run(
     # A rank whose groups have none only meets the others.
     losses = []
     if batches:
-        with setup.device.compute():
+        with setup.device.compute(), buffers_unchanged(setup):
             losses = running.model.step(
                 batches,
                 loss_fn,

@@ -23,6 +23,9 @@ from lohan.errors import ConfigError, LohanError, RankLost
 
 T = TypeVar("T")
 
+# Newer releases of torch have another name for it and warn of the old one.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 TIMEOUT_SECONDS = 600.0
 """How long a rank waits for another one, unless told."""
 _ROLL_CALL_SECONDS = 5.0
@@ -183,7 +186,7 @@ class Peers:
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor, *, what: str) -> None:
         """Everybody's tensors, one behind the other. Runs on: the peer lane."""
-        self._met(what, lambda: dist.all_gather_into_tensor(whole, own, group=self._tensors))
+        self._met(what, lambda: _all_gather(whole, own, group=self._tensors))
         self.sent_bytes += own.nbytes * (self.num_ranks - 1)
 
     def exchange(self, arrived: torch.Tensor, sent: torch.Tensor, *, what: str) -> None:

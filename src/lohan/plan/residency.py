@@ -1,8 +1,9 @@
 """Which states live in RAM: a static choice by traffic saved per byte, never a cache.
 
 A byte of P16 in RAM saves two reads and a write per step; a byte of anything else one read and one
-write. So P16 comes first, then activations, then the other states; within a kind the blocks are
-spread evenly, so that the drives have the same to do all along a pass.
+write; a byte of frozen P16 two reads. So P16 that is trained comes first, then activations, then
+frozen P16, then the other states; within a kind the blocks are spread evenly, so that the drives
+have the same to do all along a pass.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,10 @@ def fill_ram(
     spare_bytes: int, *, num_parameters: int, num_trained: int, swapped_bytes: int
 ) -> Residency:
     """Share spare RAM out by traffic saved per byte."""
-    weights = min(spare_bytes, _WEIGHTS_BYTES * num_parameters)
+    weights = min(spare_bytes, _WEIGHTS_BYTES * num_trained)
     activations = min(spare_bytes - weights, swapped_bytes)
+    frozen_bytes = _WEIGHTS_BYTES * (num_parameters - num_trained)
+    weights += min(spare_bytes - weights - activations, frozen_bytes)
     states = min(spare_bytes - weights - activations, _OTHER_STATES_BYTES * num_trained)
     return Residency(weights_bytes=weights, activation_bytes=activations, states_bytes=states)
 

@@ -3,7 +3,7 @@
 Owns the arithmetic from tasks that ran to a Machine: per lane, how long its tasks should have taken
 by the machine's rates, over how long they did. `Durations` is the model on both sides, so a
 simulation of the refined machine gives the observed times back. Pure: records and measures nothing.
-Called by `learned`.
+Called by `learned`, and by whoever has a trace of a run.
 
 Note "Shared links". A task that shares its link takes longer than the link needs for it, and the
 simulator knows that. So time on a simplex SSD path counts half while both directions are busy, and
@@ -11,7 +11,7 @@ compute counts less while copies take their share of the GPU, exactly as `clock.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lohan.fields import LEAST_RATE, MOST_RATE
@@ -19,6 +19,7 @@ from lohan.hardware.machine import Machine, Ssd
 from lohan.plan.system import DrivingRates
 from lohan.schedule.task import Compute, Move, Task
 from lohan.simulate.durations import Durations
+from lohan.trace import Trace
 from lohan.trace.rows import Interval, merged, overlap_seconds
 from lohan.vocabulary import ComputeKind, Lane, TensorKind
 
@@ -66,6 +67,26 @@ def observed_rates(
         for lane in Lane
     )
     return tuple(observed for observed in found if observed is not None)
+
+
+def refine(
+    machine: Machine, tasks: Iterable[Task], trace: Trace, rates: DrivingRates = DEFAULT_RATES
+) -> Machine:
+    """Return the machine with the rates that a traced run of these tasks reached.
+
+    Spans are matched by lane, step and id. The SSD write rate is not raised: a machine's is the one
+    its drives hold for hours, and one step may well end inside their cache.
+    """
+    by_id = {(task.lane, task.step, int(task.id)): task for task in tasks}
+    keyed = [
+        ((one.lane, one.step, -1 if one.task is None else one.task), one) for one in trace.spans
+    ]
+    ran = [(by_id[key], one.start_seconds, one.end_seconds) for key, one in keyed if key in by_id]
+    for observed in observed_rates(machine, ran, rates):
+        is_raised = observed.observed_per_second > observed.before_per_second
+        if observed.lane is not Lane.SSD_WRITE or not is_raised:
+            machine = with_rate(machine, observed)
+    return machine
 
 
 def busy_lanes(ran: Sequence[TimedTask]) -> dict[Lane, list[Interval]]:

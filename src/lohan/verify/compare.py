@@ -30,7 +30,8 @@ from lohan.verify.plain_loop import (
     Trained,
     train_in_memory,
 )
-from lohan.verify.small_copy import Loss, SmallCopy
+from lohan.verify.small_copy import Loss, SmallCopy, make_small_copy
+from lohan.verify.with_ranks import other_ranks
 
 _SEED = 11
 _LEARNING_RATE = 3e-3
@@ -94,6 +95,14 @@ class _Runs:
     ram_bytes: int
     is_ram_given: bool
     observe: Callable[[Engine], None] | None
+    rank: int = 0
+    num_ranks: int = 1
+
+    def own_steps_of(self, case: Case, num_steps: int) -> list[list[dict[str, object]]]:
+        """What this rank has of them: equally many micro-batches of every step."""
+        count = case.num_micro_batches // self.num_ranks
+        own = slice(self.rank * count, (self.rank + 1) * count)
+        return [batches[own] for batches in self.steps_of(case, num_steps)]
 
     def steps_of(self, case: Case, num_steps: int) -> list[list[dict[str, object]]]:
         """The same batches whatever the case, dealt out to micro-batches."""
@@ -147,7 +156,7 @@ class _Runs:
             try:
                 # Making the model draws random numbers; training starts from the seed.
                 torch.manual_seed(_SEED)
-                results = [engine.step(batches) for batches in self.steps_of(case, num_steps)]
+                results = [engine.step(own) for own in self.own_steps_of(case, num_steps)]
                 if self.observe is not None:
                     self.observe(engine)
                 masters = {name: master.clone() for name, master in engine.weights()}
@@ -165,7 +174,7 @@ class _Runs:
                         ],
                         states={num_steps: states},
                     ),
-                    layout=engine.store.layout,
+                    layout=engine.layout,
                     device=engine.device.torch_device,
                     device_name=engine.device.name,
                     reason=engine.device.reason,
@@ -189,6 +198,7 @@ class _Runs:
                 ],
                 layout=like.layout,
                 loss_fn=self.loss_of(case),
+                reduction_groups=self.num_ranks,
             )
 
     def of_itself(
@@ -209,6 +219,8 @@ def verify_copy(
     cases: Sequence[Case] | None = None,
     report: Callable[[str], None] | None = None,
     observe: Callable[[Engine], None] | None = None,
+    num_ranks: int = 1,
+    trust_remote_code: bool = False,
 ) -> Verification:
     """Train a small model in every case, offloaded and in memory, and compare.
 
@@ -220,6 +232,8 @@ def verify_copy(
         cases: other ones than all.
         report: is told of every case as it ends.
         observe: is given each engine once its steps are taken.
+        num_ranks: processes that train together; the judge adds up as many reduction groups.
+        trust_remote_code: for the other ranks, which make the model anew.
 
     Raises:
         ConfigError: the engine cannot drive the model, or the model itself is not deterministic.
@@ -230,19 +244,19 @@ def verify_copy(
         places = list(ssd) or stack.enter_context(_temporary_places())
         stack.enter_context(deterministic_algorithms())
         stack.enter_context(one_thread())
-        runs = _Runs(
-            copy,
-            places,
-            device,
-            ram_bytes if ram_bytes is not None else _LEAST_RAM_BYTES,
-            ram_bytes is not None,
-            observe,
-        )
+        ram = ram_bytes if ram_bytes is not None else _LEAST_RAM_BYTES
+        chosen = list(cases) if cases is not None else all_cases(counts=(num_ranks, 2 * num_ranks))
+        if num_ranks > 1:
+            _refuse_uneven(chosen, num_ranks)
+            device = device or "cpu"
+            words = (copy.name, trust_remote_code, places, device, ram, ram_bytes is not None)
+            stack.enter_context(other_ranks(num_ranks, _follow, words, chosen, num_steps))
+        runs = _Runs(copy, places, device, ram, ram_bytes is not None, observe, num_ranks=num_ranks)
         judged: dict[tuple[int, float | None, bool], Trained] = {}
         results: list[CaseResult] = []
         last: _Offloaded | None = None
         tolerance: float | None = None
-        for case in cases if cases is not None else all_cases():
+        for case in chosen:
             started = time.perf_counter()
             last = runs.offloaded(case, num_steps)
             key = (case.num_micro_batches, case.max_grad_norm, case.reads_states)
@@ -256,7 +270,7 @@ def verify_copy(
             ):
                 tolerance = TOLERANCE  # its bits differ by themselves
                 difference = first_difference(judged[key], last.trained, tolerance=tolerance)
-            if difference is not None:
+            if difference is not None and num_ranks == 1:
                 difference = _traced_back(runs, case, judged[key], last, difference, tolerance)
             results.append(
                 CaseResult(
@@ -280,6 +294,32 @@ def verify_copy(
             tolerance=tolerance,
             cases=tuple(results),
         )
+
+
+def _refuse_uneven(cases: Sequence[Case], num_ranks: int) -> None:
+    uneven = [one.num_micro_batches for one in cases if one.num_micro_batches % num_ranks]
+    if uneven:
+        raise ConfigError(
+            f"{uneven[0]} micro-batches are to be dealt to {num_ranks} ranks",
+            why="every rank is compared with equally many",
+            remedy=f"give multiples of {num_ranks}",
+        )
+
+
+def _follow(
+    rank: int,
+    num_ranks: int,
+    words: tuple[str, bool, Sequence[Path], str, int, bool],
+    cases: Sequence[Case],
+    num_steps: int,
+) -> None:
+    """Take part in the runs of all cases, as another rank than the first."""
+    name, trust_remote_code, places, device, ram_bytes, is_ram_given = words
+    copy = make_small_copy(name, trust_remote_code=trust_remote_code)
+    with deterministic_algorithms(), one_thread():
+        runs = _Runs(copy, places, device, ram_bytes, is_ram_given, None, rank, num_ranks)
+        for case in cases:
+            runs.offloaded(case, num_steps)
 
 
 def optimizer_for(model: nn.Module, case: Case) -> AdamW:

@@ -36,6 +36,13 @@ def test_ram_goes_to_weights_then_activations_then_the_other_states() -> None:
     assert (nothing.weights_bytes, nothing.activation_bytes, nothing.states_bytes) == (0, 0, 0)
 
 
+def test_frozen_weights_do_not_push_activations_out_to_be_written() -> None:
+    filled = fill_ram(450, num_parameters=200, num_trained=50, swapped_bytes=150)
+    assert (filled.weights_bytes, filled.activation_bytes) == (100 + 200, 150)
+    filled = fill_ram(1000, num_parameters=200, num_trained=50, swapped_bytes=150)
+    assert (filled.weights_bytes, filled.states_bytes) == (400, 450)
+
+
 def test_residents_are_whole_blocks_spread_evenly_with_the_first_among_them() -> None:
     filled = fill_ram(2 * 1000 + 10 * 500, num_parameters=1000, num_trained=1000, swapped_bytes=0)
     residents = choose_residents(filled, [100] * 10, [100] * 10)

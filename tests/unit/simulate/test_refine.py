@@ -11,7 +11,7 @@ from lohan.plan import Workload
 from lohan.plan.plan import Plan
 from lohan.plan.system import DrivingRates
 from lohan.schedule import Compute, Move, Task
-from lohan.simulate import replay, settled_schedule
+from lohan.simulate import refine, replay, settled_schedule
 from lohan.simulate.refine import (
     DEFAULT_RATES,
     LEAST_BUSY_SECONDS,
@@ -19,6 +19,7 @@ from lohan.simulate.refine import (
     observed_rates,
     with_rate,
 )
+from lohan.trace import Span, Trace
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 from support.hand_made import block, machine, model, operator
 
@@ -51,7 +52,7 @@ def another(box: Machine) -> Machine:
     )
 
 
-def refine(box: Machine, ran: list[TimedTask], rates: DrivingRates = DEFAULT_RATES) -> Machine:
+def corrected(box: Machine, ran: list[TimedTask], rates: DrivingRates = DEFAULT_RATES) -> Machine:
     for observed in observed_rates(box, ran, rates):
         box = with_rate(box, observed)
     return box
@@ -73,7 +74,7 @@ def test_the_rates_a_trace_was_made_with_are_found_again(policy: str, is_duplex:
     plan = policy_named(policy).plan(guess, SHAPE, Workload(batch=2, sequence=16))
     real = another(guess)
     ran = simulated(plan, guess, real)
-    found = refine(guess, ran, plan.system.rates)
+    found = corrected(guess, ran, plan.system.rates)
     lanes = {one.lane for one in observed_rates(guess, ran)}
     assert {Lane.GPU, Lane.RAM_TO_GPU, Lane.GPU_TO_RAM} <= lanes
     assert policy == "lohan+" or {Lane.SSD_READ, Lane.SSD_WRITE, Lane.CPU} <= lanes
@@ -86,7 +87,7 @@ def test_the_rates_a_trace_was_made_with_are_found_again(policy: str, is_duplex:
             wanted = getattr(guess, name)
         assert getattr(found, name) == pytest.approx(wanted, rel=1e-6), name
     # Refining what is right already changes nothing.
-    again = refine(found, ran, plan.system.rates)
+    again = corrected(found, ran, plan.system.rates)
     assert again.gpu.flops_per_second == pytest.approx(found.gpu.flops_per_second)
 
 
@@ -137,7 +138,7 @@ def test_a_copy_that_vanished_counts_as_fast_as_can_be_told() -> None:
         for n in range(2)
     ]
     run = trace(span(copies[0], 0, 0), span(copies[1], 1, 1))
-    assert refine(machine(), run).ram_to_gpu_bytes_per_second == pytest.approx(2e12)
+    assert corrected(machine(), run).ram_to_gpu_bytes_per_second == pytest.approx(2e12)
 
 
 def test_time_shared_on_a_simplex_path_counts_half() -> None:
@@ -146,9 +147,9 @@ def test_time_shared_on_a_simplex_path_counts_half() -> None:
         *(span(task, start, start + 0.4) for task, start in zip(READS, (0, 1), strict=True)),
         *(span(task, start, start + 0.4) for task, start in zip(writes, (0, 1), strict=True)),
     )
-    simplex = refine(machine(), run)
+    simplex = corrected(machine(), run)
     assert simplex.ssd_read_bytes_per_second == pytest.approx(2e8 / 0.4)
-    duplex = refine(machine(is_duplex=True), run)
+    duplex = corrected(machine(is_duplex=True), run)
     assert duplex.ssd_read_bytes_per_second == pytest.approx(2e8 / 0.8)
 
 
@@ -156,8 +157,33 @@ def test_the_write_rate_follows_both_ways() -> None:
     writes = (read(0, lane=Lane.SSD_WRITE), read(1, lane=Lane.SSD_WRITE))
     fast = trace(span(writes[0], 0, 0.01), span(writes[1], 1, 1.01))
     slow = trace(span(writes[0], 0, 1), span(writes[1], 1, 2))
-    assert refine(machine(), fast).ssd_write_bytes_per_second == pytest.approx(1e10)
-    assert refine(machine(), slow).ssd_write_bytes_per_second == pytest.approx(1e8)
+    assert corrected(machine(), fast).ssd_write_bytes_per_second == pytest.approx(1e10)
+    assert corrected(machine(), slow).ssd_write_bytes_per_second == pytest.approx(1e8)
+
+
+def test_a_trace_corrects_a_machine_but_does_not_raise_its_write_rate() -> None:
+    reads, writes = READS, (read(2, lane=Lane.SSD_WRITE), read(3, lane=Lane.SSD_WRITE))
+    tasks = (*reads, *writes)
+
+    def traced(seconds: float) -> Trace:
+        spans = [
+            Span(
+                lane=task.lane,
+                name=task.name,
+                start_seconds=place,
+                end_seconds=place + seconds,
+                task=task.id,
+            )
+            for place, task in enumerate(tasks)
+        ]
+        other = replace(spans[0], step=7, end_seconds=99.0)
+        return Trace(name="run", is_simulated=False, spans=(*spans, other))
+
+    slow, fast = (refine(machine(), tasks, traced(seconds)) for seconds in (1.0, 0.01))
+    assert slow.ssd_read_bytes_per_second == pytest.approx(1e8)
+    assert slow.ssd_write_bytes_per_second == pytest.approx(1e8)
+    assert fast.ssd_read_bytes_per_second == pytest.approx(1e10)
+    assert fast.ssd_write_bytes_per_second == machine().ssd_write_bytes_per_second
 
 
 def test_the_part_of_the_gpus_memory_is_set_aside() -> None:
@@ -172,10 +198,10 @@ def test_the_part_of_the_gpus_memory_is_set_aside() -> None:
         for n in range(2)
     ]
     run = trace(span(tasks[0], 0, 3), span(tasks[1], 3, 6))
-    assert refine(machine(), run).gpu.flops_per_second == pytest.approx(0.5e12)
+    assert corrected(machine(), run).gpu.flops_per_second == pytest.approx(0.5e12)
     # What is left when memory explains nearly all of the time is no rate of compute.
     tight = trace(span(tasks[0], 0, 1.01), span(tasks[1], 3, 4.01))
-    assert refine(machine(), tight) == machine()
+    assert corrected(machine(), tight) == machine()
 
 
 def test_only_updates_tell_the_update_rate() -> None:
@@ -184,21 +210,21 @@ def test_only_updates_tell_the_update_rate() -> None:
         for n, kind in enumerate((ComputeKind.NORM, ComputeKind.UPDATE, ComputeKind.UPDATE))
     ]
     run = trace(span(tasks[0], 0, 9), span(tasks[1], 10, 12), span(tasks[2], 12, 14))
-    assert refine(machine(), run).cpu_update_parameters_per_second == pytest.approx(0.5e9)
+    assert corrected(machine(), run).cpu_update_parameters_per_second == pytest.approx(0.5e9)
 
 
 def test_shares_and_fixed_costs_of_a_system_are_taken_out() -> None:
     rates = DrivingRates(ssd_share=0.5)
     tasks = [replace(task, fixed_seconds=0.1) for task in READS]
     run = trace(span(tasks[0], 0, 0.3), span(tasks[1], 1, 1.3))
-    found = refine(machine(), run, rates)
+    found = corrected(machine(), run, rates)
     assert found.ssd_read_bytes_per_second == pytest.approx(1e9)
 
 
 def test_a_rate_beyond_any_hardware_is_not_taken() -> None:
     tasks = (read(0, 10), read(1, 10))
     run = trace(span(tasks[0], 0, 10), span(tasks[1], 10, 20))
-    assert refine(machine(), run) == machine()
+    assert corrected(machine(), run) == machine()
 
 
 def test_rates_of_other_formats_stay_within_those_of_hardware() -> None:
@@ -210,6 +236,6 @@ def test_rates_of_other_formats_stay_within_those_of_hardware() -> None:
         for n in range(2)
     ]
     run = trace(span(forwards[0], 0, 10), span(forwards[1], 10, 20))
-    found = refine(replace(box, gpu=gpu), run).gpu
+    found = corrected(replace(box, gpu=gpu), run).gpu
     assert found.flops_per_second == pytest.approx(box.gpu.flops_per_second / 10)
     assert found.flops_per_second_by_dtype == (("fp32", LEAST_RATE),)

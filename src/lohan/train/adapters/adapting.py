@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from lohan.errors import ConfigError
 from lohan.train.adapters.adapter_files import config_fields, export_adapter, saved_names
 from lohan.train.adapters.hollow_base import HollowBase, renamed
 from lohan.train.adapters.kinds import adapter_of, is_adapted, refuse_unexpected, refuse_untaken
@@ -51,13 +50,7 @@ class Adapting:
             return
         self._model = model
         if self._is_named:
-            if self._hollow is None:
-                raise ConfigError(
-                    "peft_config is not given by its name",
-                    why="the adapter of a model that is not loaded is made with care for its "
-                    "first values",
-                    remedy="write peft_config=...",
-                )
+            assert self._hollow is not None, "parameters are given by name, wherever they stood"
             self._names = self._hollow.finish(model, adapter_of(model)[0])
             self._hollow = None
         # Now: PEFT looks at values, which the engine takes.
@@ -72,12 +65,17 @@ class Adapting:
         """Whether the model has an adapter; if not, nothing here is to be called."""
         return self._model is not None
 
-    def first_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Tensors:
-        """First values of a model by name: those of its base as they come, and of its adapter."""
+    def first_weights(
+        self, tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype
+    ) -> Tensors:
+        """First values of a model by name: those of its base as they come, and of its adapter,
+        whose parameters are then in the type they compute in."""
         if self._names is None:
             return tensors
-        parameters = self._model.named_parameters()
-        drawn = [(name, one.detach()) for name, one in parameters if not one.is_meta]
+        made = [(name, one) for name, one in self._model.named_parameters() if not one.is_meta]
+        drawn = [(name, one.detach()) for name, one in made]
+        for _, one in made:
+            one.data = one.data.to(dtype)
         return chain(drawn, renamed(tensors, self._names))
 
     def identity(self) -> dict[str, Any]:

@@ -67,6 +67,12 @@ class Asked:
 
     def __init__(self, trainer: Any, prompts: Sequence[Prompt]) -> None:
         self._trainer = trainer
+        if trainer.model.get_output_embeddings() is None:
+            raise ConfigError(
+                f"{type(trainer.model).__name__} cannot be asked prompts",
+                why="it has no head that gives tokens",
+                remedy="leave sample_prompts out",
+            )
         self._processor = trainer.processing_class
         self._tokenizer = getattr(self._processor, "tokenizer", self._processor)
         self._prompts = [self._tokens_of(prompt) for prompt in prompts]

@@ -227,6 +227,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             self.optimizer._is_overflow = result.is_skipped
 
     def _start_engine(self, run: RunRecord | None) -> Engine:
+        if run is None and self._archive_to_load is None:
+            self._refuse_foreign_out()
         self.create_optimizer()
         make_working_folder(self.out)
         self._out_status = os.stat(self.out)
@@ -244,6 +246,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             first = replace(first, weights=trained)
         elif run is None:
             first = FirstStates(weights=self.first_weights())
+        elif self.adapting.is_on:
+            self.first_weights()  # so that an adapter is in the type it computes in
         if first.weights is not None:
             first = replace(first, weights=self.stop_request.between(first.weights))
         offload = self.offload

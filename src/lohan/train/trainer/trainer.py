@@ -231,7 +231,7 @@ class OffloadMixin(SavingMixin):
     def first_weights(self) -> Iterable[tuple[str, torch.Tensor]] | None:
         """First values of the masters, in the precision they have, one tensor at a time."""
         if self.source is not None:
-            return self.adapting.first_weights(self.source.tensors())
+            return self.adapting.first_weights(self.source.tensors(), self.compute_dtype())
         dtype = self.compute_dtype()
         if all(parameter.dtype == dtype for parameter in self.model.parameters()):
             return None
