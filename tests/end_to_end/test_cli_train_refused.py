@@ -101,7 +101,7 @@ def test_rows_without_a_token_to_train_on_are_refused(place: pathlib.Path) -> No
     [
         ([*PLACES, "--seed"], "--seed has no value"),
         (["--model=m", "--data=d", "--out=o", "--ssd=s", "--ram", "48"], "48GiB"),
-        (["--model=m", "--data=d", "--out=o", "--ssd=s", "--use_peft"], "no adapters"),
+        ([*PLACES, "--use_peft", "false", "--lora_r", "4"], "lora_r is set and use_peft is false"),
         (["--max_seq_length", "5"], "write max_length"),
         (["one.yaml", "two.yaml"], '"two.yaml" stands alone'),
         ([*PLACES, "--seed", "x"], "seed is 'x'"),
