@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import pathlib
+import shlex
 import signal
 import sys
 import types
@@ -13,6 +14,7 @@ import pytest
 
 from lohan.errors import DoesNotFit, StorageError
 from lohan.ssd.runs.partial_directory import partial_directory
+from lohan.train.fine_tune import _what_stays
 from lohan.train.run.out_folder import held_folder
 from lohan.train.trainer.saving import SavingMixin
 from support import tiny_chat
@@ -60,6 +62,17 @@ def test_a_name_too_long_to_write_the_model_beside_it_is_refused_first(
             said = error.what
         assert ("the output folder cannot be written" in said) == (num_letters == 250)
     assert not out.exists()
+
+
+def test_the_command_to_go_on_with_can_be_pasted() -> None:
+    stopped = types.SimpleNamespace(
+        stop_request=types.SimpleNamespace(is_set=True),
+        sealed_step=3,
+        state=types.SimpleNamespace(global_step=3),
+    )
+    said = _what_stays(stopped, pathlib.Path("/my runs/it's"), SystemExit(143))
+    command = said.partition("continue with ")[2]
+    assert shlex.split(command) == ["lohan", "train", "/my runs/it's", "--resume"]
 
 
 def _everything_in(place: pathlib.Path) -> list[pathlib.Path]:
