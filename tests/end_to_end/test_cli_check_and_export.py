@@ -127,6 +127,8 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path: pathlib.Path) -> None:
         held.close()
     assert ran.exit_code == 1
     assert "held by process" in ran.stdout
+    assert "Not checked" in ran.stdout
+    assert "Damaged" not in ran.stdout
 
 
 def test_a_run_whose_directories_moved_is_found_by_their_names(tmp_path: pathlib.Path) -> None:

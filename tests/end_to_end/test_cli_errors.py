@@ -316,3 +316,14 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("lohan.train.run.checking.check_directory", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         run_lohan("check", "/other")
+
+
+def test_closed_streams_lead_nowhere_and_no_file_gets_their_number() -> None:
+    code = (
+        "import os, sys; from lohan.cli import main; sys.argv = ['lohan', 'machines']\n"
+        "try: main()\n"
+        "except SystemExit as ended: os._exit(ended.code or os.open(os.devnull, 0) <= 2)\n"
+    )
+    for closed in ("2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        ran = subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code])
+        assert ran.returncode == 0, closed

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import pathlib
+import shlex
 import signal
 import sys
 import types
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from lohan.errors import DoesNotFit
+from lohan.errors import DoesNotFit, StorageError
+from lohan.ssd.runs.partial_directory import partial_directory
+from lohan.train.fine_tune import _what_stays
+from lohan.train.run.out_folder import held_folder
 from lohan.train.trainer.saving import SavingMixin
 from support import tiny_chat
 from support.small_training import make_place, train
@@ -36,13 +40,39 @@ def test_leftovers_go_and_links_with_the_names_of_our_files_are_not_followed(
 ) -> None:
     (place / "treasure").write_text("mine")
     (place / "out").mkdir()
-    for name in (".lohan-probe", ".lohan-reserved"):
+    for name in (".out.lohan-write-probe", ".lohan-reserved"):
         (place / "out" / name).symlink_to(place / "treasure")
     left = place / "out" / ".out.partial-0badcafe"
     left.mkdir()  # by a process that was killed while it wrote its model
     assert train(place).exit_code == 0
     assert not left.exists()
     assert (place / "treasure").read_text() == "mine"
+
+
+def test_a_name_too_long_to_write_the_model_beside_it_is_refused_first(
+    tmp_path: pathlib.Path,
+) -> None:
+    for num_letters in (230, 250):
+        out = tmp_path / ("o" * num_letters)
+        said = ""
+        try:
+            with held_folder(out, is_resuming=False), partial_directory(out, is_merge=True):
+                pass
+        except StorageError as error:
+            said = error.what
+        assert ("the output folder cannot be written" in said) == (num_letters == 250)
+    assert not out.exists()
+
+
+def test_the_command_to_go_on_with_can_be_pasted() -> None:
+    stopped = types.SimpleNamespace(
+        stop_request=types.SimpleNamespace(is_set=True),
+        sealed_step=3,
+        state=types.SimpleNamespace(global_step=3),
+    )
+    said = _what_stays(stopped, pathlib.Path("/my runs/it's"), SystemExit(143))
+    command = said.partition("continue with ")[2]
+    assert shlex.split(command) == ["lohan", "train", "/my runs/it's", "--resume"]
 
 
 def _everything_in(place: pathlib.Path) -> list[pathlib.Path]:

@@ -145,8 +145,22 @@ for _command, _words in _OTHERS.items():
     app.command(short_help=_words, context_settings=_settings)(_command)
 
 
+def _fill_closed_streams() -> None:
+    """Standard streams that are closed lead nowhere.
+
+    Else a file of the run gets their number, and what a library prints is written into it.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+
+
 def main() -> None:
     """Run the command line; the process ends here."""
+    _fill_closed_streams()
     gc.set_threshold(_GC_THRESHOLD)
     if not sys.stderr.isatty():
         # Bars of the libraries are for terminals; tqdm looks here when it is imported.

@@ -1,7 +1,7 @@
 """`lohan check`: is what lies in a directory whole? A model, or the states of a run.
 
 Owns the command's options and what is printed; checked in `lohan.train.run.checking`. Exit code 1
-means that something is wrong with what was found.
+means that something is wrong with what was found, or that it could not be checked.
 """
 
 import pathlib
@@ -52,9 +52,10 @@ def _print(report: dict[str, object]) -> None:
     problems, remarks = report["problems"], report["remarks"]
     assert isinstance(problems, list)
     assert isinstance(remarks, list)
-    shown = table("Damaged" if problems else "Whole", "what", "found")
+    verdict = "Whole" if not problems else "Damaged" if report["is_checked"] else "Not checked"
+    shown = table(verdict, "what", "found")
     for name, value in report.items():
-        if name not in ("problems", "remarks"):
+        if name not in ("problems", "remarks", "is_checked"):
             shown.add_row(name, str(value))
     console().print(shown)
     for kind, sentences in (("problem", problems), ("remark", remarks)):

@@ -12,6 +12,7 @@ import errno
 import functools
 import math
 import pathlib
+import shlex
 import warnings
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any
@@ -179,18 +180,16 @@ def _what_stays(trainer: Any, out: pathlib.Path, error: BaseException) -> str:
     """A line on what can be gone on from; none where there is nothing to say."""
     if isinstance(error, _DryRunEnded):
         return ""
+    again = f"lohan train {shlex.quote(str(out))} --resume"
     if isinstance(error, KeyboardInterrupt | SystemExit) and trainer.stop_request.is_set:
         if trainer.sealed_step is None:
             return "stopped before training began: nothing of it is left behind\n"
-        return (
-            f"stopped and sealed at step {trainer.state.global_step}; continue with "
-            f"lohan train {out} --resume\n"
-        )
+        return f"stopped and sealed at step {trainer.state.global_step}; continue with {again}\n"
     if trainer.sealed_step is None:
         return ""
     return (
         f"the states of run {trainer.engine.run_id} are sealed at step {trainer.sealed_step} and "
-        f"stay; continue with lohan train {out} --resume, or remove them with lohan clean\n"
+        f"stay; continue with {again}, or remove them with lohan clean\n"
     )
 
 

@@ -49,9 +49,8 @@ class _Lasting:
 def lasting_output() -> Iterator[None]:
     """Within it, writing to standard output or errors never fails."""
     with (
-        open(os.devnull, "w") as nowhere,  # Python has none for a descriptor that is closed
-        contextlib.redirect_stdout(_Lasting(sys.stdout or nowhere, "standard output")),
-        contextlib.redirect_stderr(_Lasting(sys.stderr or nowhere, "standard error")),
+        contextlib.redirect_stdout(_Lasting(sys.stdout, "standard output")),
+        contextlib.redirect_stderr(_Lasting(sys.stderr, "standard error")),
     ):
         try:
             yield

@@ -4,6 +4,7 @@ Owns telling them apart. Single checks are those of `sealed_runs`, `resume_point
 `train.weights`. Called by `lohan check`.
 """
 
+import errno
 import pathlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,11 +32,16 @@ from lohan.train.weights.file_list import MODEL_LIST_NAME, check_files, read_lis
 from lohan.units import format_bytes
 from lohan.working_folder import working_folder
 
+# They say nothing about the bytes.
+_IN_THE_WAY = (errno.EWOULDBLOCK, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE)
+
 
 def check_directory(
     directory: pathlib.Path, ssd: Sequence[pathlib.Path], *, quick: bool, trust_remote_code: bool
 ) -> list[dict[str, object]]:
     """What was found, one report each: facts by name, then `problems` and `remarks`.
+
+    Where not `is_checked` the problem is in the way (a process at work, a drive mounted read-only).
 
     Args:
         ssd: the SSD directories of a run that is named by its id, or has moved.
@@ -79,6 +85,7 @@ def _check_run(place: RunPlace) -> dict[str, object]:
     facts: dict[str, object] = {"what": "states of a run", "run": place.run_id}
     problems: list[str] = []
     remarks: list[str] = []
+    is_checked = True
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -95,9 +102,10 @@ def _check_run(place: RunPlace) -> dict[str, object]:
                 remarks = [] if said is None else [said]
         except LohanError as error:
             problems.append(f"{error.what}: {error.why}. To fix it: {error.remedy}")
+            is_checked = getattr(error, "errno", None) not in _IN_THE_WAY
     facts["directories"] = ", ".join(str(path) for path in place.ssd)
     remarks += [str(one.message) for one in caught]
-    return {**facts, "problems": problems, "remarks": remarks}
+    return {**facts, "is_checked": is_checked, "problems": problems, "remarks": remarks}
 
 
 def _check_model(
@@ -121,6 +129,7 @@ def _check_model(
         "parameters": report.num_parameters,
         "size": format_bytes(report.total_bytes),
         "number types": ", ".join(f"{count} {name}" for name, count in report.dtypes.items()),
+        "is_checked": True,
         "problems": [*report.problems, *found],
         "remarks": list(report.remarks),
     }

@@ -95,7 +95,8 @@ def _make_writable(out: pathlib.Path) -> None:
         raise storage_error("the output folder cannot be written", errno.ENOTDIR, path=str(out))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".lohan-probe"
+        # As long as the longest name that is written at the end: not to be refused only then.
+        probe = out / f".{out.name}.lohan-write-probe"
         os.close(new_file(probe))
         probe.unlink()
     except OSError as error:
