@@ -89,3 +89,24 @@ class Meter:
                 }
             )
         )
+
+
+def plain_steps(args, model, parameters) -> Meter:
+    """The plain loop: bf16 gradients, fp32 masters, torch's AdamW."""
+    import torch
+
+    masters = [parameter.detach().float().clone() for parameter in parameters]
+    optimizer = torch.optim.AdamW(masters, lr=LR, weight_decay=DECAY, fused=True)
+    meter = Meter(args.warmup)
+    for step in range(args.warmup + args.steps):
+        meter.begin(step)
+        loss = model(**batch_of(step, args)).loss
+        loss.backward()
+        for master, parameter in zip(masters, parameters, strict=True):
+            master.grad = parameter.grad.float()
+        optimizer.step()
+        for master, parameter in zip(masters, parameters, strict=True):
+            parameter.data.copy_(master)
+            master.grad = parameter.grad = None
+        meter.end(step, loss.item())
+    return meter

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-from cpu_workload import DECAY, LR, Meter, batch_of, first_weights
+from cpu_workload import DECAY, LR, Meter, batch_of, first_weights, plain_steps
 
 import lohan  # here, for what it leaves out must reach the other system's process too
 
@@ -64,20 +64,7 @@ def train_in_memory(args) -> None:
         for name, parameter in model.named_parameters():
             parameter.copy_(weights.pop(name))
     parameters = [one for one in model.parameters() if one.requires_grad]
-    masters = [parameter.detach().float().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(masters, lr=LR, weight_decay=DECAY, fused=True)
-    meter = Meter(args.warmup)
-    for step in range(args.warmup + args.steps):
-        meter.begin(step)
-        loss = model(**batch_of(step, args)).loss
-        loss.backward()
-        for master, parameter in zip(masters, parameters, strict=True):
-            master.grad = parameter.grad.float()
-        optimizer.step()
-        for master, parameter in zip(masters, parameters, strict=True):
-            parameter.data.copy_(master)
-            master.grad = parameter.grad = None
-        meter.end(step, loss.item())
+    meter = plain_steps(args, model, parameters)
     meter.report(args, first_loss=meter.losses[0])
 
 

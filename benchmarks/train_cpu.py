@@ -28,7 +28,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cpu_workload import DECAY, LR, MODELS, Meter, batch_of, config_of, first_weights
+from cpu_workload import (
+    DECAY,
+    LR,
+    MODELS,
+    Meter,
+    batch_of,
+    config_of,
+    first_weights,
+    plain_steps,
+)
 from fp32_products import compute_in_fp32
 
 import lohan  # here, for what it leaves out must reach the other systems' processes too
@@ -58,20 +67,7 @@ def train_in_memory(args, is_checkpointed: bool) -> None:
     if is_checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     parameters = list(model.parameters())
-    masters = [parameter.detach().float().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(masters, lr=LR, weight_decay=DECAY, fused=True)
-    meter = Meter(args.warmup)
-    for step in range(args.warmup + args.steps):
-        meter.begin(step)
-        loss = model(**batch_of(step, args)).loss
-        loss.backward()
-        for master, parameter in zip(masters, parameters, strict=True):
-            master.grad = parameter.grad.float()
-        optimizer.step()
-        for master, parameter in zip(masters, parameters, strict=True):
-            parameter.data.copy_(master)
-            master.grad = parameter.grad = None
-        meter.end(step, loss.item())
+    meter = plain_steps(args, model, parameters)
     meter.report(args)
 
 

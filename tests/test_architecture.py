@@ -68,8 +68,6 @@ ORDER = [
 ROWS = {room: row for row, rooms in enumerate(ORDER) for room in rooms}
 
 MAX_FILES = 15
-# Rooms that have more, until one of their files is found to belong elsewhere.
-MORE_FILES = {"train/weights": 16}
 # Parts that must answer at once: importing them must not import torch.
 WITHOUT_TORCH = [
     "vocabulary",
@@ -146,8 +144,7 @@ FOLDERS = sorted({path.parent for path in MODULES})
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_rooms_stay_small(folder: pathlib.Path) -> None:
     files = list(folder.glob("*.py"))
-    most = MORE_FILES.get(folder.relative_to(SOURCE).as_posix(), MAX_FILES)
-    assert len(files) <= most, f"{len(files)} files: cut it by concept"
+    assert len(files) <= MAX_FILES, f"{len(files)} files: cut it by concept"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -50,11 +50,6 @@ class DPOTrainer(ReferenceMixin, PairsMixin, trl.DPOTrainer):  # type: ignore[mi
     reference_columns = ("ref_chosen_logps", "ref_rejected_logps")
     arguments = trl.DPOConfig
 
-    def reference_of(self, model: Any, batch: dict[str, Any]) -> Sequence[torch.Tensor]:
-        """Log-probabilities of both answers."""
-        found: Sequence[torch.Tensor] = self.compute_ref_log_probs(model, batch)
-        return found
-
 
 class KTOTrainer(ReferenceMixin, PairsMixin, trl.KTOTrainer):  # type: ignore[misc]
     """TRL's KTOTrainer; takes `offload` besides its own arguments, and no `ref_model`.

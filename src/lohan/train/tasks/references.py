@@ -38,6 +38,8 @@ class ReferenceMixin(OffloadMixin):
     """The class of the trainer's arguments."""
     train_dataset: Any
     eval_dataset: Any
+    compute_ref_log_probs: Any
+    """TRL's: log-probabilities of a batch, by columns of the table."""
 
     def __init__(self, *given: Any, **kwargs: Any) -> None:
         self._references: dict[str, dict[str, torch.Tensor]] = {}
@@ -48,10 +50,6 @@ class ReferenceMixin(OffloadMixin):
         with _nothing_hashed(type(self)):
             super().__init__(*given, **kwargs)
         self._is_made = True
-
-    def reference_of(self, model: Any, batch: dict[str, Any]) -> Sequence[torch.Tensor]:
-        """Of a batch, by columns of the table; one forward each."""
-        raise NotImplementedError
 
     def _look_at(self, given: dict[str, Any]) -> None:
         if given.get("ref_model") is not None:
@@ -138,7 +136,7 @@ class ReferenceMixin(OffloadMixin):
     def _forwards(self, batches: list[Any]) -> list[Sequence[torch.Tensor]]:
         """The columns of each batch."""
         prepared = [dict(self._prepare_inputs(batch)) for batch in batches]
-        return self.without_gradients(prepared, self.reference_of)
+        return self.without_gradients(prepared, self.compute_ref_log_probs)
 
     def without_gradients(
         self, batches: list[Any], forward: Callable[[Any, Any], Sequence[torch.Tensor]]

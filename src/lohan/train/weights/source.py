@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from lohan.errors import ConfigError
-from lohan.train.weights import gguf_weights, meta_model
+from lohan.train.weights import meta_model
 from lohan.train.weights.checkpoint_files import find_stored_tensors, has_all_files, shown
 from lohan.train.weights.checkpoint_names import NameGroup, NameMatch, match_names, to_model
 from lohan.train.weights.model_identity import source_identity
@@ -145,7 +145,7 @@ class ModelSource:
                 remedy="open the directory of a model",
             )
         if self.gguf_file is not None:
-            yield from gguf_weights.unpack(
+            yield from _unpacked(
                 self.kind, self.config, self.directory, self.gguf_file, self.aliases
             )
             return
@@ -417,3 +417,32 @@ def source_of_config(
 
 def _is_of_tokenizer(path: Path) -> bool:
     return any(fnmatch.fnmatch(path.name, pattern) for pattern in _OF_TOKENIZERS)
+
+
+def _unpacked(
+    kind: Any, config: Any, directory: Path, gguf_file: str, aliases: Mapping[str, str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of a GGUF file once in fp32; each is let go when the next one is asked for.
+
+    GGUF packs weights in blocks of a few bits, which transformers unpacks for the model as a whole
+    only: this source is held in RAM.
+
+    Raises:
+        ConfigError: the file is damaged, or of a kind transformers does not unpack.
+    """
+    with meta_model.explained(
+        f"the weights in {directory / gguf_file} cannot be unpacked",
+        "check the file; use a safetensors version of the model if there is one",
+    ):
+        from transformers.utils.quantization_config import GgufConfig
+
+        model = kind.from_pretrained(
+            str(directory),
+            config=config,  # else it is read again, which takes seconds
+            gguf_file=gguf_file,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    for name, parameter in list(model.named_parameters()):
+        yield aliases[name], parameter.detach()
+        parameter.data = torch.empty(0)
