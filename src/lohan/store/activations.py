@@ -214,13 +214,6 @@ class SwapFile:
             self._file.free(extent)
             del self._extents[key]
 
-    def drop_step(self, step: int) -> None:
-        """Forget all outputs of a step: its room is free for the next one."""
-        with self._lock:
-            keys = [key for key in self._extents if key.step == step]
-        for key in keys:
-            self.drop(key)
-
     def close(self) -> None:
         """Finish what was started, delete the file, take all buffers back. Twice is fine."""
         self._file.close(should_delete=True)

@@ -59,11 +59,6 @@ class StoreTicket:
         """Of the first byte."""
         return self.memory.address + self.offset_bytes
 
-    @property
-    def is_in_ram(self) -> bool:
-        """Whether no SSD was involved."""
-        return self.striped is None
-
     def tensor(self) -> torch.Tensor:
         """The elements as a flat tensor over the same memory. Wait for the ticket first."""
         return tensor_over(self.memory, self.offset_bytes, self.num_elements, self.dtype)
