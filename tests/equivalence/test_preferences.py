@@ -181,6 +181,18 @@ def test_a_resumed_run_compares_with_the_first_weights(tmp_path: pathlib.Path, n
         trainer.close()
 
 
+def test_a_larger_evaluation_is_not_told_as_the_size_of_a_step(tmp_path: pathlib.Path) -> None:
+    told: list[str] = []
+    changes = {"per_device_eval_batch_size": 5, "eval_strategy": "no", "max_steps": 1}
+    trainer = offloaded(tmp_path, "DPO", changes)
+    trainer.tell = told.append
+    trainer.train()
+    # Two micro-batches of two pairs each, though the reference came in batches of five pairs.
+    (plan,) = [line for line in told if "tokens a step" in line]
+    assert " 8 x " in plan
+    trainer.close()
+
+
 class StopAfter(transformers.TrainerCallback):
     def __init__(self, step: int) -> None:
         self._step = step

@@ -69,7 +69,7 @@ class PlainEngine:
         self.sealed: PlainManifest | None = None
         self.num_steps = int((counters or {}).get("num_steps", 0))
         self.plan = self.prediction = None
-        self.written_bytes = self.measuring_bytes = self.ram_peak_bytes = 0
+        self.written_bytes = self.measuring_bytes = self.ram_peak_bytes = self.due_bytes = 0
         self.rates_note = ""
         self.gpu_peak_bytes: int | None = None
         self.is_rehearsing = False
@@ -99,7 +99,7 @@ class PlainEngine:
         of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self._group = {name: of[id(named[name])] for name in order}
 
-    def prepare(self, micro_batches: list[Any]) -> None:
+    def prepare(self, micro_batches: list[Any], *, may_shrink: bool = False) -> None:
         assert micro_batches
 
     def step(

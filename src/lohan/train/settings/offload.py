@@ -98,7 +98,7 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     values: dict[str, Any] = {key: found[key] for key in (*_SIZES, *_NAMED) if key in found}
     for key in _SIZES:
         if key in values:
-            values[key] = _size_bytes(values[key], f"{where}.{key}")
+            values[key] = size_bytes(values[key], f"{where}.{key}")
     for key, example in _NAMED.items():
         if not isinstance(values.get(key), str | None):
             raise ConfigError(
@@ -136,7 +136,8 @@ def _directories(found: Any, where: str) -> tuple[str, ...]:
     return paths
 
 
-def _size_bytes(found: Any, where: str, *, unit: str = "GiB") -> int | None:
+def size_bytes(found: Any, where: str, *, unit: str = "GiB") -> int | None:
+    """A size as it is written. Raises ConfigError."""
     if found is None:
         return None
     given = str(found).strip()
@@ -169,7 +170,7 @@ def read_lives(found: Any, where: str) -> tuple[int, ...] | None:
         ConfigError: one is not valid.
     """
     listed = found if isinstance(found, list | tuple) else [found]
-    lives = [_size_bytes(one, where, unit="TB") for one in listed]
+    lives = [size_bytes(one, where, unit="TB") for one in listed]
     return tuple(one for one in lives if one is not None) or None
 
 

@@ -96,6 +96,7 @@ class ReferenceMixin(OffloadMixin):
         for name, batch_size in due.items():
             found = self._computed(self._tables()[name], batch_size)
             self._references[name] = found
+        self.plan_ahead(may_shrink=True)  # the batches above may be larger than those of a step
         self._put_in_place()
 
     def evaluate(self, eval_dataset: Any = None, *more: Any, **kwargs: Any) -> Any:
@@ -211,8 +212,9 @@ class ReferenceMixin(OffloadMixin):
             )
         with safetensors.safe_open(path, framework="pt") as file:
             hashes: Mapping[str, str] = file.metadata() or {}
-            for name in self._due:
-                is_same = hashes.get(name) == self._hashes[name]
+            # Rows to evaluate on that are not given now may come back with a later resume.
+            for name in {**self._due, **hashes}:
+                is_same = hashes.get(name) == self._hashes.setdefault(name, hashes.get(name, ""))
                 if name != "train" and not is_same:
                     raise ConfigError(
                         f"the rows to evaluate on ({name}) are not those of {checkpoint}",
@@ -221,8 +223,9 @@ class ReferenceMixin(OffloadMixin):
                     )
                 if is_same:
                     self._references[name] = {
-                        column: file.get_tensor(f"{name}/{column}")
-                        for column in self.reference_columns
+                        key.removeprefix(f"{name}/"): file.get_tensor(key)
+                        for key in file.keys()  # noqa: SIM118 - it is no mapping
+                        if key.startswith(f"{name}/")
                     }
         self._due = {}
         self._put_in_place()

@@ -407,7 +407,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             "arguments": self._comparable_arguments(),
             "model": self.model_identity,
             "data_hash": self.data_hash,
-            "written_bytes": self.written_bytes,
+            # With what the seal that follows writes: then it is too late.
+            "written_bytes": self.written_bytes + self.engine.due_bytes,
             "versions": package_versions(),
         }
         if self.random_if_longer is not None and self.random_if_longer[0] == step:

@@ -354,15 +354,18 @@ class OffloadMixin(SavingMixin):
     def _add_known(self, batches: list[Any]) -> None:
         """Add what a loss needs besides one forward of the model with gradients."""
 
-    def plan_ahead(self) -> None:
+    def plan_ahead(self, *, may_shrink: bool = False) -> None:
         """Have the engine plan for the largest step of the run, before the first one.
+
+        Args:
+            may_shrink: also where it has planned for larger batches than a step has.
 
         Raises:
             DoesNotFit: it needs more memory than allowed; nothing was trained.
         """
         batches = self.largest_step()
         if batches is not None:
-            self.engine.prepare(batches)
+            self.engine.prepare(batches, may_shrink=may_shrink)
 
     def largest_step(self) -> list[Any] | None:
         """Micro-batches of the longest rows; None where rows cannot be looked at beforehand."""
