@@ -23,7 +23,7 @@ from lohan.drive.edges.exits import HookWatch
 from lohan.drive.micro_batch_threads import Strand
 from lohan.drive.outside_run import PresenceMode, weights_by_place
 from lohan.drive.surroundings.ambient import Ambient, process_settings, put_process_settings
-from lohan.drive.surroundings.randomness import AnyDraw, DrawRecorder, RandomState
+from lohan.drive.surroundings.randomness import AnyDraw, RandomState
 from lohan.drive.watch.collected_outputs import (
     active_collection,
     add_collected,
@@ -362,7 +362,6 @@ def run_model(
     interceptor: BlockInterceptor,
     enter_thread: Callable[[], contextlib.AbstractContextManager[Any]],
     num_threads: int,
-    records_draws: bool,
     modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
 ) -> torch.Tensor:
     """Runs on a strand's thread: the user's code, in the settings of the thread that drives."""
@@ -372,8 +371,6 @@ def run_model(
         stack.enter_context(interceptor.for_this_thread(micro_batch))
         stack.enter_context(ambient.applied())
         stack.enter_context(weights_by_place(weights))
-        if records_draws:
-            stack.enter_context(DrawRecorder(micro_batch.draws))
         for mode in modes:
             stack.enter_context(mode)
         stack.enter_context(

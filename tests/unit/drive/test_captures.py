@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 
 from lohan.drive import SegmentedModel
-from lohan.drive.activations.store import KeepStore
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.block_visit import BlockCall
 from lohan.drive.captured.graphs import MOST_WAYS, Captures, settings_of
@@ -19,6 +18,7 @@ from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
 from support.driven_toys import EVERYTHING
 from support.driving_hooks import ComeAndGo, assert_same_gradients, twin
+from support.keep_store import KeepStore
 from support.mapped_segments import map_segments
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
@@ -91,7 +91,9 @@ def test_operators_other_than_planned_are_told_and_recomputed() -> None:
     plain, segments, captures = twin(model), map_segments(model), Captures()
     sets = segments.parameter_sets(model)
     hooks = ComeAndGo(segments, sets)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, captures=captures)
+    driven = SegmentedModel(
+        model, segments, sets=sets, hooks=hooks, captures=captures, store=KeepStore()
+    )
     planned_for_others = replace(EVERYTHING, names={1: "convolution"})
     choices = {block.id: planned_for_others for block in segments.blocks}
     for _ in range(2):
