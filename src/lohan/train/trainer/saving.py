@@ -466,8 +466,11 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             return self.adapting.export(
                 self.engine, folder, model_name=self.model_name, tokenizer=self.processing_class
             )
+        # Which class is meant by its configuration alone is known of language models only.
+        is_stock = type(self.model).__module__.startswith("transformers.")
+        made = self.model if is_stock else self.model.config
         return export_model(
-            self.source if self.source is not None else self.model.config,
+            self.source if self.source is not None else made,
             self.engine.weights(),
             folder,
             buffers=changed_buffers(self.engine.buffers),
