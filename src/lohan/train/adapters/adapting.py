@@ -109,16 +109,19 @@ class Adapting:
 
     def sealed(self, model_name: str) -> dict[str, Any]:
         """What a seal says of the adapter, so that it can be exported."""
-        return {ADAPTER: self._fields(model_name)} if self.is_on else {}
+        if not self.is_on:
+            return {}
+        return {ADAPTER: self._fields(model_name), ADAPTER_TENSORS: self._saved}
 
     def export(
         self, engine: Any, folder: pathlib.Path, *, model_name: str, tokenizer: Any
     ) -> ModelDirectoryReport:
         """Write the adapter from the engine, in PEFT's layout. Raises as `export_adapter`."""
         names = self._saved
-        trained = {name for name, one in self._model.named_parameters() if one.requires_grad}
+        parameters = dict(self._model.named_parameters())
+        trained = {name for name, one in parameters.items() if one.requires_grad}
         return export_adapter(
-            self._model,
+            {name: tuple(one.shape) for name, one in parameters.items()},
             names,
             engine.weights(are_frozen_wanted=not trained.issuperset(names.values())),
             folder,
