@@ -127,6 +127,7 @@ class Passes:
                 micro_batch=micro_batch.index,
                 choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
                 keys=micro_batch.keys,
+                attributes=micro_batch.attributes,
                 modes=modes,
             )
         if visit is not None:

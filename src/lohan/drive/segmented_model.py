@@ -76,6 +76,11 @@ class SegmentedModel:
         captures = captures if captures is not None else Captures()
         self._store = LiveKeys(store if store is not None else KeepStore())
         named = dict(model.named_parameters())
+        blocks = [model.get_submodule(block.name) for block in segments.blocks]
+        # Code outside the blocks is taken to change nothing inside of them but their attributes.
+        inside = {part for module in blocks for part in module.modules()} - set(blocks)
+        outside = {path: part for path, part in model.named_modules() if part not in inside}
+        self._modules = list(outside.values())
         self._runners = {
             block.id: BlockRunner(
                 block=block.id,
@@ -86,19 +91,16 @@ class SegmentedModel:
                 weights=self._weights,
                 parameters=[named[name] for name in block.used],
                 captures=captures,
+                outside=outside,
             )
             for block in segments.blocks
         }
-        # Code outside the blocks is taken to change nothing inside of them but their attributes.
-        runners = [runner.module for runner in self._runners.values()]
-        inside = {part for module in runners for part in module.modules()} - set(runners)
-        self._modules = [part for part in model.modules() if part not in inside]
         self._interceptor = BlockInterceptor(
             [block.name for block in segments.blocks],
-            [runner.module for runner in self._runners.values()],
+            blocks,
             self._weights,
             self._device_types,
-            [part for part in self._modules if part not in runners],
+            [part for part in self._modules if part not in blocks],
             segments.unused,
         )
 

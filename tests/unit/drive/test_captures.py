@@ -13,6 +13,7 @@ from lohan.drive.edges.cuts import PendingGradients
 from lohan.drive.edges.entries import EntryKeys
 from lohan.drive.surroundings.ambient import Ambient
 from lohan.drive.surroundings.randomness import Generators
+from lohan.drive.watch.own_attributes import AttributeBook, OwnAttributes
 from lohan.drive.weights.parameter_views import Weights
 from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
@@ -34,13 +35,17 @@ def test_graphs_of_shapes_not_met_for_long_are_let_go_of() -> None:
         weights=Weights([]),
         parameters=list(module.parameters()),
         captures=captures,
+        outside={},
     )
     runner.begin_step()
+    attributes = OwnAttributes(AttributeBook([], 1), 0)
     ambient = Ambient.here(("cpu",))
     for rows in [*range(1, MOST_WAYS + 10), MOST_WAYS + 9]:
         x = torch.randn(rows, WIDTH, requires_grad=True)
         call = BlockCall(forward=module.forward, args=(x,), kwargs={}, ambient=ambient)
-        _, visit = runner.forward(call, micro_batch=0, choices=EVERYTHING, keys=EntryKeys())
+        _, visit = runner.forward(
+            call, micro_batch=0, choices=EVERYTHING, keys=EntryKeys(), attributes=attributes
+        )
         assert visit is not None
         pending = PendingGradients()
         assert visit.exits[0] is not None

@@ -59,7 +59,8 @@ def advice_for(question: Question) -> list[Advice] | None:
     Raises:
         ConfigError: it cannot be planned.
     """
-    judge = Judge()
+    # As `lohan plan` does: a thorough search of every change took longer than a short run.
+    judge = Judge(is_thorough=False)
     taken = judge.best(question)
     if taken is None:
         return None
@@ -83,7 +84,7 @@ def larger_batch(question: Question) -> BatchChoice | None:
     Raises:
         ConfigError: it cannot be planned.
     """
-    judge = Judge()
+    judge = Judge(is_thorough=False)
     taken = judge.best(question)
     return None if taken is None else _larger_batch(question, taken.step, judge)
 
