@@ -48,6 +48,7 @@ class RunWords:
     num_steps: int | None
     out: str | None
     archive_steps: int | None
+    save_model_steps: int | None
     save_total_limit: int | None
     adapter: AdapterSettings | None
     write_budget_bytes: int | None
@@ -98,6 +99,7 @@ def run_words(first: str | None, model: str | None, extra_args: list[str]) -> Ru
         num_steps=_count(written, "max_steps"),
         out=_value(written, "out"),
         archive_steps=_count(written, "offload.archive_steps"),
+        save_model_steps=_count(written, "offload.save_model_steps"),
         save_total_limit=_count(written, "save_total_limit"),
         adapter=written_adapter(written),
         write_budget_bytes=size_bytes(
@@ -121,7 +123,7 @@ def write_limit_of(words: RunWords, num_steps: int) -> WriteLimit | None:
             save_strategy=words.save_strategy,
             save_steps=words.save_steps,
             num_train_epochs=words.num_train_epochs,
-            archive_steps=words.archive_steps,
+            others=(words.archive_steps, words.save_model_steps),
         ),
     )
 
@@ -148,6 +150,7 @@ def rooms_of(words: RunWords, plan: Plan) -> list[DriveRoom]:
             else 2 * plan.shape.num_trained_parameters,
             num_steps=words.num_steps or 0,
             archive_steps=words.archive_steps,
+            save_model_steps=words.save_model_steps,
             save_total_limit=words.save_total_limit,
         )
     return drive_rooms(uses)

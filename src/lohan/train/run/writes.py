@@ -6,6 +6,7 @@ and `progress`.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from lohan.engine.planning.write_limit import WriteLimit, deferred_share, written_by_seal
@@ -44,7 +45,7 @@ def planned_seals(trainer: Any, num_steps: int) -> int:
         save_strategy=strategy,
         save_steps=args.save_steps,
         num_train_epochs=args.num_train_epochs,
-        archive_steps=trainer.offload.archive_steps,
+        others=(trainer.offload.archive_steps, trainer.offload.save_model_steps),
     )
 
 
@@ -54,9 +55,10 @@ def seals_in(
     save_strategy: str,
     save_steps: float,
     num_train_epochs: float,
-    archive_steps: int | None,
+    others: Sequence[int | None],
 ) -> int:
-    """Seals of a run of these settings, the last one included."""
+    """Seals of a run of these settings, the last one included; `others` come every so many steps,
+    archives say."""
     num_seals = 1
     if save_strategy == "steps":
         share = save_steps < 1
@@ -64,7 +66,7 @@ def seals_in(
         num_seals += max(0, num_steps - 1) // every_steps  # the last step is sealed once
     elif save_strategy == "epoch":
         num_seals = max(1, math.ceil(num_train_epochs))
-    return num_seals + (num_steps // archive_steps if archive_steps is not None else 0)
+    return num_seals + sum(num_steps // every for every in others if every is not None)
 
 
 def write_limit_of(trainer: Any) -> WriteLimit | None:

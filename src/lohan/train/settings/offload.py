@@ -35,6 +35,8 @@ class OffloadConfig:
     from their wear counters, or assumes what is usual."""
     archive_steps: int | None = None
     """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
+    save_model_steps: int | None = None
+    """Optimizer steps between models that stay in OUT/checkpoint-N; None keeps none."""
     is_tracing: bool = False
     """Whether the lanes are recorded, for OUT/_lohan/trace.json and the report."""
 
@@ -56,6 +58,8 @@ HELP: dict[str, str] = {
     "holds, and then called assumed.",
     "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
     "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
+    "save_model_steps": "Optimizer steps between models, or adapters, that stay in "
+    "OUT/checkpoint-N for from_pretrained, as many as save_total_limit says. Left out: none.",
     "trace": "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the "
     "report.",
 }
@@ -109,6 +113,7 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     return OffloadConfig(
         ssd=_directories(found.get("ssd"), f"{where}.ssd"),
         archive_steps=_steps(found.get("archive_steps"), f"{where}.archive_steps"),
+        save_model_steps=_steps(found.get("save_model_steps"), f"{where}.save_model_steps"),
         ssd_rated_bytes=read_lives(found.get("ssd_rated_tbw"), f"{where}.ssd_rated_tbw"),
         is_tracing=_truth(found.get("trace"), f"{where}.trace"),
         **values,

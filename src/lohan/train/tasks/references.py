@@ -38,6 +38,7 @@ class ReferenceMixin(OffloadMixin):
     """The class of the trainer's arguments."""
     train_dataset: Any
     eval_dataset: Any
+    ref_model: Any
     compute_ref_log_probs: Any
     """TRL's: log-probabilities of a batch, by columns of the table."""
 
@@ -125,9 +126,14 @@ class ReferenceMixin(OffloadMixin):
         self._tell_cost(len(loader), len(dataset))
         was_training = self.model.training
         self.model.eval()
+        if self.adapting.is_on:
+            self.ref_model = self.model  # or TRL switches adapters, batch by batch, in threads
         try:
-            parts = [self._forwards(batches) for batches in _groups(loader, self._num_at_once())]
+            with self.adapting.as_reference():
+                groups = _groups(loader, self._num_at_once())
+                parts = [self._forwards(batches) for batches in groups]
         finally:
+            self.ref_model = None
             self.model.train(was_training)
             set_random_state(before)
         columns = zip(*(one for part in parts for one in part), strict=True)

@@ -54,7 +54,7 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
     args = types.SimpleNamespace(
         save_strategy="steps", save_steps=5, max_steps=10, num_train_epochs=3
     )
-    offload = types.SimpleNamespace(archive_steps=None, write_budget=None)
+    offload = types.SimpleNamespace(archive_steps=None, save_model_steps=None, write_budget=None)
     return types.SimpleNamespace(
         last_step=result,
         engine=engine,
