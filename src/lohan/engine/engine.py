@@ -277,6 +277,11 @@ class Engine:
         return None if device.shares_ram else device.peak_bytes
 
     @property
+    def gpu_reserved_bytes(self) -> int | None:
+        """Most that the device's allocator had at once for that; None where it has no more."""
+        return self._setup.device.reserved_peak_bytes
+
+    @property
     def prediction(self) -> SimulatedStep | None:
         """What the simulator says the next step takes, by what steps have shown so far; None
         before the first plan."""

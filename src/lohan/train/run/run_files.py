@@ -118,6 +118,7 @@ def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> dict[st
         "last_loss": losses[-1] if losses else None,
         "written_bytes": trainer.written_bytes,
         "peak_bytes": {tier: nbytes for tier, nbytes in peaks.items() if nbytes is not None},
+        "gpu_reserved_bytes": trainer.engine.gpu_reserved_bytes,
         "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         "data_hash": trainer.data_hash,
         "versions": package_versions(),
