@@ -458,6 +458,8 @@ class BlockRunner:
             trust.graph, trust.reason = trial.graph, None
             trust.patterns.add(trial.pattern)
             trial.graph.proven.add(trial.pattern)
+            if trial.unsteady:
+                self._captures.unsteady.add(self.name)
         else:
             trust.graph, trust.num_tries = None, NEVER_AGAIN
             trust.reason = f"its graph gave another {difference} than its code"
