@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from lohan.device.device import Device
 from lohan.device.memory import DeviceMemory
-from lohan.errors import HardwareError, ScheduleError
+from lohan.errors import HardwareError, bug
 from lohan.schedule.task import Lease
 from lohan.ssd import ALIGNMENT_BYTES, Buffer, BufferPool
 from lohan.units import format_bytes
@@ -123,12 +123,10 @@ class RamMemory:
         nbytes = whole_pages(max(1, nbytes))
         with self._lock:
             if self._in_use_bytes + nbytes > self.budget_bytes:
-                raise ScheduleError(
+                raise bug(
                     f"{format_bytes(nbytes)} of RAM were asked for with "
                     f"{format_bytes(self._in_use_bytes)} of {format_bytes(self.budget_bytes)} in "
-                    "use",
-                    why="pools are sized so that leases always fit",
-                    remedy="report this; it is a mistake of lohan",
+                    "use"
                 )
             self._in_use_bytes += nbytes
             place = self._holes.take(nbytes)
@@ -249,11 +247,7 @@ class LeaseBook:
             self._held.setdefault((lease.pool, lease.key), memory)
         if is_taken:
             self._free(memory)
-            raise ScheduleError(
-                f"the lease {lease.key} of pool {lease.pool} has memory already",
-                why="it would be lost",
-                remedy="report this; it is a mistake of lohan",
-            )
+            raise bug(f"the lease {lease.key} of pool {lease.pool} has memory already")
 
     def _free(self, memory: Buffer | DeviceMemory) -> None:
         if isinstance(memory, DeviceMemory):

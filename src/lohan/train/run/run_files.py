@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from lohan.durable_files import write_json, write_text
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.report.page import write_report
-from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence, question_of
+from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence
 from lohan.trace import chrome_json
 from lohan.train.run.out_folder import HeldFolder
 from lohan.train.run.plan_summary import plan_in_words
@@ -138,7 +138,7 @@ def _limit_and_advice(trainer: Any) -> dict[str, Any]:
     if trainer.engine.plan is not None:
         # What cannot be planned, such as a policy that is a function, is not advised on.
         with contextlib.suppress(ConfigError, DoesNotFit):
-            advice = advice_for(question_of(trainer.engine.plan, trainer.engine.machine))
+            advice = advice_for(trainer.engine.plan, trainer.engine.machine)
     return found if advice is None else {**found, "advice": [asdict(one) for one in advice]}
 
 

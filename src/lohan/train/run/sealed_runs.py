@@ -8,7 +8,7 @@ import contextlib
 import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from lohan.errors import CheckpointError, ConfigError
 from lohan.ssd import RunDirectories, choose_engine
 from lohan.ssd.engines.storage_errors import storage_error
 from lohan.store import ComputeFormat, Manifest, StateStore, list_left_runs, open_states
+from lohan.store.format.layout import TensorEntry
 from lohan.store.seals.manifest import MANIFEST_NAME
 from lohan.train.adapters.adapter_files import export_adapter, saved_names
-from lohan.train.adapters.adapting import ADAPTER
+from lohan.train.adapters.adapting import ADAPTER, ADAPTER_TENSORS
 from lohan.train.adapters.merging import adapted_skeleton, merged_tensors, refuse_unmergeable
 from lohan.train.run.resume_point import read_resume
 from lohan.train.weights.check_export import ModelDirectoryReport
@@ -184,24 +185,44 @@ def export_run(
         assert store.sealed is not None
         is_bf16 = store.layout.compute_format is ComputeFormat.BF16
         compute_dtype = torch.bfloat16 if is_bf16 else torch.float16
-        source = _source_of(place, store.sealed, model, compute_dtype, trust_remote_code)
-        adapter = store.sealed.metadata.get("user", {}).get(ADAPTER)
+        said = store.sealed.metadata.get("user", {})
+        adapter, names = said.get(ADAPTER), said.get(ADAPTER_TENSORS)
+        source, lack = None, ""
+        try:
+            source = _source_of(place, store.sealed, model, compute_dtype, trust_remote_code)
+        except ConfigError as error:
+            # The adapter alone is in the states; a model that is named has to be there.
+            if names is None or should_merge_adapter or model is not None:
+                raise
+            lack = f"without the tokenizer, which is the base's: {error.what}"
         adapted: Any = None
-        if adapter is not None:
-            adapted = adapted_skeleton(source.make_model(), adapter)
-        _refuse_other_model(source, adapted, store, place)
-        if should_merge_adapter:
-            _refuse_unmergeable(adapted, source, place)
-        should_leave_base = adapted is not None and not should_merge_adapter
+        if source is not None:
+            if adapter is not None:
+                adapted = adapted_skeleton(source.make_model(), adapter)
+            _refuse_other_model(source, adapted, store, place)
+            if should_merge_adapter:
+                _refuse_unmergeable(adapted, source, place)
+        should_leave_base = adapter is not None and not should_merge_adapter
+        are_frozen_wanted = True
+        if should_leave_base:
+            names = saved_names(adapted, is_named=True) if names is None else names
+            trained = {entry.name for entry in _entries(store) if entry.is_trainable}
+            are_frozen_wanted = not trained.issuperset(names.values())
         # Closed here, before the store, whatever becomes of the export.
         with contextlib.closing(  # type: ignore[type-var]
-            store.masters(are_frozen_wanted=not should_leave_base)
+            store.masters(are_frozen_wanted=are_frozen_wanted)
         ) as masters:
             if should_leave_base:
-                names, tokenizer = saved_names(adapted, is_named=True), source.load_tokenizer()
-                return export_adapter(
-                    adapted, names, masters, out, fields=adapter, tokenizer=tokenizer
+                report = export_adapter(
+                    {entry.name: entry.shape for entry in _entries(store)},
+                    names,
+                    masters,
+                    out,
+                    fields=adapter,
+                    tokenizer=source.load_tokenizer() if source is not None else None,
                 )
+                return replace(report, remarks=(*report.remarks, *([lack] if lack else [])))
+            assert source is not None
             tensors: Iterator[tuple[str, torch.Tensor]] = masters
             if adapted is not None:
                 tensors = merged_tensors(adapted, masters, dtype or compute_dtype)
@@ -263,11 +284,14 @@ def _refuse_unmergeable(adapted: Any, source: ModelSource, place: RunPlace) -> N
     refuse_unmergeable(adapted, source.parameters)
 
 
+def _entries(store: StateStore) -> list[TensorEntry]:
+    return [one.entry for block in store.layout.blocks for one in block.places]
+
+
 def _refuse_other_model(
     source: ModelSource, adapted: Any, store: StateStore, place: RunPlace
 ) -> None:
-    entries = [one.entry for block in store.layout.blocks for one in block.places]
-    found = {entry.name: entry.shape for entry in entries}
+    found = {entry.name: entry.shape for entry in _entries(store)}
     wanted = source.parameters
     if adapted is not None:
         wanted = {name: tuple(one.shape) for name, one in adapted.named_parameters()}
