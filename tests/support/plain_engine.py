@@ -50,6 +50,8 @@ class PlainManifest:
 class PlainEngine:
     """See the contract; `ssd[0]/lohan-<run id>` holds the seal."""
 
+    reduction_groups = 1
+
     def __init__(
         self,
         model: torch.nn.Module,

@@ -48,6 +48,7 @@ class SealingFlow(TrainerCallback):
         trainer = self._trainer
         if trainer._is_archived(state.global_step):
             control.should_save = True
+        trainer.agree_to_stop()
         if trainer.stop_request.is_set:
             control.should_save = control.should_training_stop = True
         reason = why_to_stop(trainer)
