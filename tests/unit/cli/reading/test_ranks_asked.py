@@ -37,6 +37,20 @@ def test_machines_are_planned_as_one_of_their_ranks_sees_them() -> None:
     assert rank.machine.ram_bytes == whole.machine.ram_bytes // 2
 
 
+def test_ranks_hold_all_states_once() -> None:
+    whole, rank = asked(), as_ranks(asked(), 2, "10Gbit/s")
+
+    def stored(request: Request) -> int:
+        plan = request.policy.plan(request.machine, request.shape, request.workload)
+        resident = sum(
+            line.nbytes for line in plan.ledger.lines if line.purpose == "resident states"
+        )
+        slots = [line for line in plan.ledger.lines if line.purpose == "states in two slots"]
+        return resident + sum(line.nbytes for line in slots) // 2
+
+    assert 4 * stored(rank) == pytest.approx(stored(whole), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("10Gbit/s", 1.25e9), ("100 Mbit/s", 12.5e6), ("3GB/s", 3e9)]
 )
