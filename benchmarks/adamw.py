@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lohan import _native
-from lohan.optimizer import AdamWSettings, SplitState, split_masters, update_split
+from lohan.optimizer import AdamWSettings, SplitState, update_split
 
 BYTES_PER_PARAM = 26
 """Read G16 2, P16 2, LO16 2, M32 4, V32 4; write all but G16."""
@@ -40,7 +40,14 @@ class SplitRun:
             v32=torch.zeros(num_params),
         )
         state = self.state
-        split_masters(masters, p16=state.p16, lo16=state.lo16, v32=state.v32, num_threads=2)
+        _native.split_masters(
+            p32=masters.data_ptr(),
+            p16=state.p16.data_ptr(),
+            lo16=state.lo16.data_ptr(),
+            v32=state.v32.data_ptr(),
+            num_elements=num_params,
+            num_threads=2,
+        )
         self.settings = AdamWSettings(lr=1e-5)
         self.num_steps = 0
 

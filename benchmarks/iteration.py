@@ -1,10 +1,13 @@
 """Whole steps of `lohan+`, `lohan` and `zero-infinity` on an emulated machine, next to predictions.
 
     python benchmarks/iteration.py --dir SSD_DIRECTORY [--steps 5] [--time-scale 0.05] [--trace DIR]
+        [--device emulated|accelerator]
 
-The engine trains a small Llama on the emulated device, with emulated drives and CPU updates held
-back to a rate: a machine with the proportions of the paper's (see `scaled_machine.py`). All bytes
-really move and all numbers are really computed; what this computer does faster is waited for. Each
+The engine trains a small Llama on the emulated device, or on the test accelerator with the same
+rates (docs/test-accelerator.md), with emulated drives and CPU updates held back to a rate: a
+machine with the proportions of the paper's (see `scaled_machine.py`). All bytes really move and all
+numbers are really computed; what this computer does faster is waited for. On the accelerator work
+is launched ahead, and it tells for how long compute had nothing to do between two blocks. Each
 row is one plan, run by the same engine; the prediction is the simulator's for the same plan and
 machine. Steps are timed from the end of one to the end of the next, after a warm-up; all are
 printed. `--trace` writes, for each row, the measured and the simulated lanes of the same step into
@@ -25,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,6 +53,8 @@ from lohan.ssd import choose_engine
 from lohan.store import MasterFormat, StoreCounters
 from lohan.trace import Trace
 from lohan.units import format_bytes, format_rate
+from support import accelerator
+from support.paced_accelerator import PacedAccelerator
 from support.paced_engine import PacedEngine
 
 NUM_WARM_UP_STEPS = 3
@@ -58,6 +63,9 @@ EXTRA_RAM_BYTES = 7_700_000
 """What small buffers lose to rounding, and the quarter that the engine keeps back for its own
 objects in so small a budget; of the reference machine's RAM that is nothing."""
 GPU_FACTOR = 2.0
+ACCELERATOR_FACTOR = 4
+"""The allocator of the test accelerator may hold so much more than is planned for: it keeps a list
+for every size, and hands nothing out for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +101,8 @@ class Row:
     measured: Trace
     plan: Plan
     machine: Machine
+    gaps_us: list[float] = field(default_factory=list)
+    """Compute had nothing to do for so long between two blocks, where the device tells."""
 
     @property
     def median(self) -> float:
@@ -113,16 +123,30 @@ class Row:
             "share_of_roofline": predicted.roofline_seconds / self.median,
             "read_bytes": [self.read_bytes, predicted.read_bytes],
             "written_bytes": [self.written_bytes, predicted.written_bytes],
+            **({"gap_us": quantiles(self.gaps_us)} if self.gaps_us else {}),
         }
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """The middle, nine of ten, and the sum."""
+    tenths = statistics.quantiles(values, n=10)
+    found = {"median": tenths[4], "nine_of_ten": tenths[8], "sum": sum(values)}
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 class Bench:
     """The small model on its machine."""
 
     def __init__(
-        self, small: SmallModel, *, time_scale: float, num_ssds: int, directory: str
+        self,
+        small: SmallModel,
+        *,
+        time_scale: float,
+        num_ssds: int,
+        directory: str,
+        device: str = "emulated",
     ) -> None:
-        self.small, self.directory = small, directory
+        self.small, self.directory, self.device = small, directory, device
         self.shape = small.shape()
         self.scale = Scale.of(small, self.shape, time_scale)
         self.machine = self.scale.machine(
@@ -148,7 +172,12 @@ class Bench:
         optimizer = AdamW(model.parameters(), lr=1e-4, max_grad_norm=1.0 if system.clips else None)
         with ExitStack() as ends:
             device = ends.enter_context(
-                EmulatedDevice(
+                PacedAccelerator(
+                    memory_bytes=ACCELERATOR_FACTOR * machine.gpu.memory_bytes,
+                    rates=device_rates(machine, rates),
+                )
+                if self.device == "accelerator"
+                else EmulatedDevice(
                     memory_bytes=machine.gpu.memory_bytes,
                     rates=device_rates(machine, rates),
                     poisons=False,
@@ -178,10 +207,14 @@ class Bench:
             return self._timed(system, engine, num_steps)
 
     def _timed(self, system: System, engine: Engine, num_steps: int) -> Row:
-        ends = []
+        ends: list[float] = []
+        gaps_us: list[float] = []
         for step in range(NUM_WARM_UP_STEPS + num_steps):
             engine.step([self.small.batch_of(step)])
             ends.append(time.perf_counter())
+            if isinstance(engine.device, PacedAccelerator):
+                found = engine.device.take_gaps()[1:]  # the first one is from step to step
+                gaps_us += found if step >= NUM_WARM_UP_STEPS else []
         timed = ends[NUM_WARM_UP_STEPS - 1 :]
         measured, traffic = engine.trace(), self._traffic_of_a_step(engine)
         assert engine.plan is not None
@@ -194,6 +227,7 @@ class Bench:
             measured=measured,
             plan=engine.plan,
             machine=self.machine,
+            gaps_us=gaps_us,
         )
 
     def _traffic_of_a_step(self, engine: Engine) -> StoreCounters:
@@ -259,11 +293,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--time-scale", type=float, default=0.05)
     parser.add_argument("--ssds", type=int, default=12, help="drives of the reference machine")
     parser.add_argument("--layers", type=int, default=SmallModel().num_layers)
+    parser.add_argument("--device", choices=("emulated", "accelerator"), default="emulated")
     parser.add_argument("--only", nargs="*", help="titles of the rows to run")
     parser.add_argument("--trace", type=Path, help="directory for Chrome traces")
     options = parser.parse_args(arguments)
     # One thread: others would only wait for each other in blocks this small.
     torch.set_num_threads(1)
+    if options.device == "accelerator":
+        accelerator.load()
     systems = [one for one in SYSTEMS if not options.only or one.title in options.only]
     rows = []
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
@@ -273,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             time_scale=options.time_scale,
             num_ssds=options.ssds,
             directory=directory,
+            device=options.device,
         )
         print(
             f"Llama of {bench.shape.num_parameters / 1e6:.2f} M parameters in "
@@ -292,6 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         each = ", ".join(f"{seconds:.3f}" for seconds in row.seconds)
         print(f"{row.system.title}: steps of {each} s")
+        if row.gaps_us:
+            print(f"{row.system.title}: microseconds between blocks {quantiles(row.gaps_us)}")
     for name, ratio in ratios(rows).items():
         print(f"{name}: {ratio:.3f}x")
     load = os.getloadavg()[0]
@@ -301,6 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             {
                 "rows": [row.to_json() for row in rows],
                 "ratios": ratios(rows),
+                "device": options.device,
                 "time_scale": options.time_scale,
                 "num_ssds": options.ssds,
                 "num_parameters": bench.shape.num_parameters,

@@ -157,7 +157,7 @@ def steps_of(shape: Shape, *, num_steps: int, **where: Any) -> list[str]:
                 format_bytes(ledger.total(Tier.GPU)),
                 format_bytes(gpu_bytes),
             ),
-            ("GPU reserved by torch", "", format_bytes(torch.accelerator.max_memory_reserved())),
+            ("GPU reserved by torch", "", format_bytes(engine.gpu_reserved_bytes or 0)),
             ("RAM peak", format_bytes(ledger.total(Tier.RAM)), format_bytes(ram_bytes)),
             ("read per step", format_bytes(simulated.read_bytes), _median(steady, "read_bytes")),
             (

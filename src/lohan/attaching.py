@@ -181,7 +181,12 @@ def _attach(
     device = options.device
     owns_device = device is None or isinstance(device, str)
     if device is None or isinstance(device, str):
-        device = open_device(device, memory_bytes=options.gpu_bytes)
+        device = open_device(
+            device,
+            memory_bytes=options.gpu_bytes,
+            place=peers.place_here,
+            num_here=peers.num_here,
+        )
     try:
         options.tell(f"device {device.name}: {device.reason}")
         ram_bytes, gpu_bytes = options.ram_bytes, options.gpu_bytes

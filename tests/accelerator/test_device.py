@@ -80,6 +80,23 @@ def test_memory_that_queued_compute_reads_is_not_handed_out_again(
     assert device.alloc(4096).address == address
 
 
+def test_idle_memory_is_handed_out_again_while_other_compute_is_queued(
+    device: AcceleratorDevice,
+) -> None:
+    """Two buffers for weights are two: the next block's compute is queued when one is free."""
+    first, second = device.alloc(4096), device.alloc(4096)
+    with device.compute():
+        first.bytes().zero_()
+    device.wait(device.record())
+    accelerator.calls().hold(COMPUTE)
+    with device.compute():
+        second.bytes().zero_()
+    address = first.address
+    device.free(first, is_idle=True)
+    assert device.alloc(4096).address == address
+    accelerator.calls().let_go(COMPUTE)
+
+
 def test_the_end_of_memory_under_pressure_waits_for_compute(device: AcceleratorDevice) -> None:
     """Where nothing else is left, an allocation waits for what queued compute still holds."""
     with AcceleratorDevice(memory_bytes=8 * MIB) as small:

@@ -1,6 +1,7 @@
 """The engine on the test accelerator against the plain loop on it: every bit the same."""
 
 import gc
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from lohan.device.accelerator import AcceleratorDevice
 from lohan.drive.surroundings.randomness import Draw
 from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.errors import DoesNotFit
 from lohan.lanes.activation_moves import SwappedActivations
 from lohan.vocabulary import Choice
+from support import accelerator
 from support.accelerator_cases import (
     ODD_KERNELS,
     PACKED,
@@ -168,3 +171,46 @@ def test_a_device_too_small_for_a_block_is_refused_before_a_step(tmp_path: Path)
             largest_step=batches_of(case)[0],
         )
     assert not list(tmp_path.rglob("lohan-*")), "nothing was written"
+
+
+def test_blocks_are_captured_though_a_kernel_adds_up_in_any_order(tmp_path: Path) -> None:
+    """As the backward of attention does on GPUs: no two runs of a block have the same gradients."""
+    case = on_accelerator(model="llama_packed", choice=Choice.SWAP_TO_RAM)
+    model, said = build(case), list[str]()
+    accelerator.calls().set_unordered(True)
+    try:
+        with attach(
+            case, model, optimizer_for(case, model), tmp_path, progress=said.append
+        ) as engine:
+            for batches in batches_of(case):
+                engine.step(batches)
+            blocks = engine.captured_blocks
+            engine.close(should_delete=True)
+    finally:
+        accelerator.calls().set_unordered(False)
+    assert blocks
+    assert all(one.endswith(": captured") for one in blocks), blocks
+    assert sum("other bits in every run" in sentence for sentence in said) == 1, said
+
+
+def test_main_memory_is_pinned_before_the_first_step_and_not_by_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins: list[tuple[str, int]] = []
+    pin = AcceleratorDevice.pin
+
+    def noted(self: Any, address: int, nbytes: int) -> None:
+        pins.append((threading.current_thread().name, nbytes))
+        pin(self, address, nbytes)
+
+    monkeypatch.setattr(AcceleratorDevice, "pin", noted)
+    case = on_accelerator(model="llama_packed", choice=Choice.SWAP_TO_SSD, num_micro_batches=2)
+    model = build(case)
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        for batches in batches_of(case):
+            engine.step(batches)
+        held_bytes = engine.ram_peak_bytes
+        engine.close(should_delete=True)
+    assert [name for name, _ in pins] == ["MainThread"]
+    assert pins[0][1] <= held_bytes
+    assert accelerator.calls().pinned_bytes() == 0

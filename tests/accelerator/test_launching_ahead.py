@@ -1,5 +1,6 @@
 """The host launches a block while the one before it still computes. No clocks: a held queue."""
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,23 @@ def test_the_next_block_is_launched_while_one_computes(
                 engine.step(batches)
         engine.close(should_delete=True)
     assert held.was_ahead == [True] * len(others)
+
+
+def test_the_lock_of_python_is_handed_on_sooner_while_a_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[float] = []
+    before = StepDriver.before
+
+    def noted(own: Any, segment: BlockId, phase: Phase) -> None:
+        found.append(sys.getswitchinterval())
+        before(own, segment, phase)
+
+    monkeypatch.setattr(StepDriver, "before", noted)
+    usual = sys.getswitchinterval()
+    case = on_accelerator(model="llama_packed")
+    model = build(case)
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        engine.step(batches_of(case)[0])
+        engine.close(should_delete=True)
+    assert max(found) < usual == sys.getswitchinterval()

@@ -95,6 +95,22 @@ def test_diffusion_model_brings_its_own_sequence() -> None:
     assert fields["largest_model"].startswith("dit-")
 
 
+def test_a_write_budget_is_kept_or_the_plan_is_refused_with_the_numbers() -> None:
+    """Swapping activations writes: with a budget a slower plan writes less, as in a run."""
+    words = ("plan", "gpt-13b", "--machine", "paper-4090", "--batch", 32, "--max_steps", 100)
+    free = run_plan_without_advice(*words[1:], "--json").fields
+    first = 12 * free["num_parameters"]
+    budget = int(first + 99 * free["written_bytes_per_step"])
+    kept = run_plan_without_advice(*words[1:], "--json", "--offload.write_budget", f"{budget}B")
+    fields = kept.fields
+    assert fields["written_bytes_per_step"] < free["written_bytes_per_step"]
+    assert fields["step_seconds"] >= free["step_seconds"]
+    assert first < fields["write_budget"]["run_bytes"] <= budget
+    refused = run_lohan(*words, "--offload.write_budget", "100GB")
+    assert refused.exit_code == 2
+    assert "100.0 GB are allowed (write_budget)" in refused.stderr
+
+
 class TestDoesNotFit:
     WORDS = ("plan", "gpt-135b", "--machine", "desktop-4090", "--policy", "lohan", "--batch", 4)
 

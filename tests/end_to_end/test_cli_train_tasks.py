@@ -85,9 +85,13 @@ def test_a_task_leaves_a_model_that_loads(place: pathlib.Path, task: str) -> Non
     assert f"task: {task}  # command line" in (place / "out/_lohan/lohan.yaml").read_text()
 
 
-def test_a_run_of_preferences_goes_on_where_it_was(place: pathlib.Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--lora_r", "4")], ids=["all", "adapter"])
+def test_a_run_of_preferences_goes_on_where_it_was(
+    place: pathlib.Path, words: tuple[str, ...]
+) -> None:
     settings = {"lr_scheduler_type": "constant", "save_steps": "1"}
-    assert train(place, "dpo", **settings).exit_code == 0
+    assert train(place, "dpo", *words, **settings).exit_code == 0
+    assert (place / "out" / "adapter_model.safetensors").exists() == bool(words)
     longer = run_lohan("train", place / "out", "--resume", "--max_steps", "3")
     assert longer.exit_code == 0, longer.stderr
     assert "step 3/3" in longer.stdout

@@ -17,34 +17,32 @@ from support.engine_runs import EngineCase, optimizer_for
 from support.odd_runs import plain, start, states_in_memory
 
 
-class Drawing(torch.nn.Module):
-    """Stochastic depth by `random`, noise by numpy, dropout by torch."""
+class Block(torch.nn.Module):
+    """Drops out by torch."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.up = torch.nn.Linear(8, 8)
         self.dropout = torch.nn.Dropout(0.1)
-        self.rate = rate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        noise = float(np.random.rand())
-        scale = random.uniform(0.5, 1.5)
-        if random.random() < self.rate:
-            return x * scale
-        return x + torch.tanh(self.up(x)) * scale * noise
+        return x + self.dropout(torch.tanh(self.up(x)))
 
 
 class DrawingModel(torch.nn.Module):
-    def __init__(self, rate: float) -> None:
+    """Between its blocks it takes chances by `random` and makes noise by numpy."""
+
+    def __init__(self) -> None:
         super().__init__()
         self.enter = torch.nn.Linear(4, 8)
-        self.blocks = torch.nn.ModuleList(Drawing(rate) for _ in range(3))
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
         self.leave = torch.nn.Linear(8, 1)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         x = self.enter(x) * random.random()
         for block in self.blocks:
-            x = block(x)
+            noise, scale = float(np.random.rand()), random.uniform(0.5, 1.5)
+            x = block(x * 2 if random.random() < 0.3 else x) * scale * noise
         noise = np.random.rand(3).sum()
         return {"loss": self.leave(x).square().mean() * noise}
 
@@ -73,7 +71,7 @@ def test_numbers_of_python_and_numpy_are_those_of_a_plain_loop(
 ) -> None:
     case = EngineCase(residents=False, choice=choice)
     torch.manual_seed(3)
-    model = DrawingModel(0.3).to(torch.bfloat16)
+    model = DrawingModel().to(torch.bfloat16)
     twin, steps = copy.deepcopy(model), _batches(4, num_micro_batches)
     # Attaching traces the model, which must not move the generators either.
     _seed()
@@ -87,15 +85,14 @@ def test_numbers_of_python_and_numpy_are_those_of_a_plain_loop(
         assert_states(states_of(engine), states_in_memory(expected))
 
 
-class DrawingNormal(torch.nn.Module):
+class DrawingNormal(DrawingModel):
     """Numbers that come in pairs, of which one is kept: not counted in words."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.up(x) * random.gauss(0.0, 1.0) * float(np.random.normal())
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.enter(x) * random.gauss(0.0, 1.0)
+        for block in self.blocks:
+            x = block(x) * float(np.random.normal())
+        return {"loss": self.leave(x).square().mean()}
 
 
 def test_an_amount_that_cannot_be_counted_is_refused_unless_micro_batches_come_singly(
@@ -103,9 +100,7 @@ def test_an_amount_that_cannot_be_counted_is_refused_unless_micro_batches_come_s
 ) -> None:
     case = EngineCase(residents=False, choice=Choice.RECOMPUTE)
     torch.manual_seed(3)
-    model = DrawingModel(0.0).to(torch.bfloat16)
-    model.blocks = torch.nn.ModuleList(DrawingNormal() for _ in range(3)).to(torch.bfloat16)
-    model.enter, model.leave = (layer.to(torch.bfloat16) for layer in _ends())
+    model = DrawingNormal().to(torch.bfloat16)
     twin, steps = copy.deepcopy(model), _batches(3, 1)
     _seed()
     with start(case, model, optimizer_for(case, model), tmp_path, steps[0][0]) as engine:
@@ -114,7 +109,3 @@ def test_an_amount_that_cannot_be_counted_is_refused_unless_micro_batches_come_s
         assert losses == plain(case, engine, twin, steps).losses
         with pytest.raises(DrawsUnknown, match="drew random numbers in an amount"):
             engine.step(_batches(1, 2)[0])
-
-
-def _ends() -> tuple[torch.nn.Module, torch.nn.Module]:
-    return torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)

@@ -26,47 +26,6 @@ from support.toy_runs import (
 )
 
 
-class CountsInAnObject(ToyBlock):
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = types.SimpleNamespace(calls=0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.state.calls += 1
-        return super().forward(x) * self.state.calls
-
-
-class CountsDeepDown(ToyBlock):
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: dict[str, Any] = {"seen": ([], {})}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seen = self.state["seen"][0]
-        seen.append(len(seen))
-        return super().forward(x) * len(seen)
-
-
-class HooksItself(ToyBlock):
-    """When it first runs, as transformers does to collect outputs."""
-
-    is_hooked = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.is_hooked:
-            self.up.register_forward_hook(lambda _module, _args, output: output * 1.5)
-            self.is_hooked = True
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("choice", [Choice.KEEP, Choice.RECOMPUTE])
-@pytest.mark.parametrize("block", [CountsInAnObject, CountsDeepDown, HooksItself])
-def test_extra_runs_of_a_block_leave_no_trace(
-    block: type[ToyBlock], choice: Choice, tmp_path: Path
-) -> None:
-    assert_same_toys(*run_toy(lambda: Toy(lambda _: block()), tmp_path, choice=choice))
-
-
 class Scaled(ToyBlock):
     """By what the model has put into an object that both of them hold, or a mapping."""
 

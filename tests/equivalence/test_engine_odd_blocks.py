@@ -60,7 +60,7 @@ class Collecting(Toy):
 
 REFUSED = {
     "side input changed later": (SideChangesLater, SideBlock, "entered block blocks.0 was changed"),
-    "list filled by blocks": (Collecting, CollectingBlock, "blocks.0 changed a list or mapping"),
+    "list filled by blocks": (Collecting, CollectingBlock, "block blocks.0 changes an argument"),
 }
 
 
@@ -161,7 +161,7 @@ def test_a_large_buffer_that_begins_to_change_is_refused(tmp_path: Path) -> None
     with attach_toy(model, toy_optimizer(model), tmp_path) as engine:
         engine.step(batches)
         begin_late(1, model, engine.optimizer)
-        with pytest.raises(ConfigError, match=r"buffer late of block blocks\.0 was changed"):
+        with pytest.raises(ConfigError, match=r"block blocks\.0 changes its buffer late"):
             engine.step(batches)
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from lohan.drive import SegmentedModel, segments_from_trace
-from lohan.drive.activations.store import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices
 from lohan.model.assemble import trace_shape
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.model.tracing.trace_model import TraceableModel
 from lohan.verify.plain_loop import losses_and_gradients
 from support.driving_hooks import ComeAndGo, assert_same_gradients, same_bits, twin
+from support.keep_store import KeepStore
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS, VOCABULARY
 
 

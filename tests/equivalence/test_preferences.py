@@ -1,17 +1,21 @@
 """Training on preferences with states on disk, against TRL itself in memory with fp32 masters."""
 
+import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
 import trl
+from accelerate.utils import convert_outputs_to_fp32
 
 import lohan
 from lohan.errors import ConfigError
 from lohan.train.weights.source import WeightsWarning
-from support import tiny_chat
+from support import tiny_chat, trl_runs
 from support.preference_runs import (
     arguments,
     in_memory,
@@ -60,6 +64,8 @@ QUICK = ("DPO", "KTO", "ORPO", "Reward")
 
 def given_to(name: str) -> dict[str, Any]:
     rows = judged(14) if name == "KTO" else pairs(14)
+    if name == "SFT":
+        rows = [{"text": row["prompt"] + row["chosen"]} for row in rows]
     return {"train_dataset": table(rows), "eval_dataset": table(rows[:5])}
 
 
@@ -86,6 +92,99 @@ def plainly(place: pathlib.Path, name: str, changes: dict[str, Any], **more: Any
     return in_memory(kind, model, args, **given_to(name), **more)
 
 
+def lora(**more: Any) -> peft.LoraConfig:
+    return peft.LoraConfig(r=4, lora_alpha=8, **more)
+
+
+ADAPTED: dict[str, tuple[str, Callable[[], Any]]] = {
+    "DPO": ("DPO", lora),
+    "DPO, DoRA": ("DPO", lambda: lora(use_dora=True)),
+    "DPO, IA3": ("DPO", lambda: peft.IA3Config(task_type="CAUSAL_LM")),
+    "DPO, modules to save": ("DPO", lambda: lora(modules_to_save=["lm_head"])),
+    "DPO, not the base at first": ("DPO", lambda: lora(init_lora_weights=False)),
+    "KTO": ("KTO", lambda: lora(init_lora_weights=False)),
+    "ORPO": ("ORPO", lora),
+    "CPO": ("CPO", lora),
+    "Reward": ("Reward", lambda: lora(task_type="SEQ_CLS")),
+}
+QUICKLY_ADAPTED = ("DPO, not the base at first", "Reward")
+SLOWLY_ADAPTED = ("DPO, DoRA", "KTO", "ORPO")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *QUICKLY_ADAPTED,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in SLOWLY_ADAPTED),
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in ADAPTED
+            if one not in (*QUICKLY_ADAPTED, *SLOWLY_ADAPTED)
+        ),
+    ],
+)
+def test_adapters_have_the_losses_metrics_and_weights_of_trl_and_peft(
+    tmp_path: pathlib.Path, case: str
+) -> None:
+    """Their reference is the base, with the adapter switched off."""
+    name, config = ADAPTED[case]
+    changes: dict[str, Any] = {"max_steps": 3}
+    if name in ("DPO", "KTO"):
+        changes["precompute_ref_log_probs"] = True
+    ours = offloaded(tmp_path, name, changes, model=untied(name), peft_config=config())
+    ours.train()
+    plain = adapted_plainly(tmp_path, name, changes, untied(name), peft_config=config())
+    plain.train()
+    assert_same_training(ours, plain)
+    ours.save_model()
+    fields = json.loads((tmp_path / "ours" / "adapter_config.json").read_text())
+    assert fields["peft_type"] == str(config().peft_type.value)
+    ours.close()
+
+
+def test_an_adapter_that_a_model_came_with_is_part_of_its_reference(
+    tmp_path: pathlib.Path,
+) -> None:
+    """TRL copies it and asks the copy in every step; here what it gives at first is computed."""
+    changes = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "max_steps": 3}
+
+    def given() -> Any:
+        torch.manual_seed(1)
+        return peft.get_peft_model(untied("DPO"), lora(init_lora_weights=False))
+
+    ours = offloaded(tmp_path, "DPO", changes, model=given())
+    ours.train()
+    assert list(ours.model.peft_config) == ["default"]
+    plain = adapted_plainly(tmp_path, "DPO", changes, given())
+    assert list(plain.model.peft_config) == ["default", "ref"]
+    plain.train()
+    assert_same_training(ours, plain)
+    ours.close()
+
+
+def untied(name: str) -> Any:
+    return reward_model() if name == "Reward" else tiny_chat.model(tie_word_embeddings=False)
+
+
+def adapted_plainly(
+    place: pathlib.Path, name: str, changes: dict[str, Any], model: Any, **more: Any
+) -> Any:
+    """TRL's own, with adapters in what the base computes in."""
+    config = getattr(plain_kind(name), f"{name}Config")
+    made = getattr(plain_kind(name), f"{name}Trainer")(
+        model,
+        args=arguments(config, place / "plain", **{"bf16": False, **changes}),
+        processing_class=tiny_chat.tokenizer(),
+        **given_to(name),
+        **more,
+    )
+    for parameter in made.model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    made.model.forward = convert_outputs_to_fp32(made.model.forward)
+    made.optimizer = trl_runs.master_optimizer(made)
+    return made
+
+
 def history(trainer: Any) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in entry.items() if not any(k in key for k in NOT_COMPARED)}
@@ -98,6 +197,8 @@ def assert_same_training(ours: Any, plain: Any) -> None:
     assert len(history(ours)) > 3
     trained = dict(ours.engine.weights())
     for name, parameter in plain.model.named_parameters():
+        if ".ref." in name:  # the copy of an adapter
+            continue
         assert torch.equal(trained[name].to(parameter.dtype), parameter), name
 
 
@@ -158,15 +259,36 @@ def test_a_reference_that_trl_computes_in_every_step_is_the_one_computed_before(
     ours.close()
 
 
-@pytest.mark.parametrize("name", ["DPO", "KTO"])
-def test_a_resumed_run_compares_with_the_first_weights(tmp_path: pathlib.Path, name: str) -> None:
-    changes = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "logging_steps": 1}
-    whole = offloaded(tmp_path / "whole", name, changes)
+RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DPO": ("DPO", {}),
+    "DPO of an adapter": ("DPO", {}),
+    "KTO": ("KTO", {}),
+    "ORPO": ("ORPO", {"max_length": 64}),
+    "CPO": ("CPO", {"max_length": 64}),
+    "pretrain": ("SFT", {"packing": True, "packing_strategy": "wrapped", "max_length": 12}),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=pytest.mark.slow) if one == "CPO" else one for one in RESUMED]
+)
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: pathlib.Path, case: str) -> None:
+    """And compares with the first weights, which are gone."""
+    name, more = RESUMED[case]
+    changes = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, **more}
+
+    def made(folder: str, **given: Any) -> Any:
+        if "adapter" in case:
+            given |= {"peft_config": lora(init_lora_weights=False), "model": untied(name)}
+        return offloaded(tmp_path / folder, name, changes, **given)
+
+    whole = made("whole")
     whole.train()
-    stopped = offloaded(tmp_path / "stopped", name, changes, callbacks=[StopAfter(2)])
-    stopped.train()
-    stopped.close()
-    resumed = offloaded(tmp_path / "stopped", name, changes)
+    killed = made("killed", callbacks=[KillAfter(3)])
+    with pytest.raises(Killed):
+        killed.train()
+    killed.close()
+    resumed = made("killed")
     resumed.train(resume_from_checkpoint=True)
     # TRL counts tokens anew in every process.
     ends = [
@@ -181,12 +303,29 @@ def test_a_resumed_run_compares_with_the_first_weights(tmp_path: pathlib.Path, n
         trainer.close()
 
 
-class StopAfter(transformers.TrainerCallback):
+def test_a_larger_evaluation_is_not_told_as_the_size_of_a_step(tmp_path: pathlib.Path) -> None:
+    told: list[str] = []
+    changes = {"per_device_eval_batch_size": 5, "eval_strategy": "no", "max_steps": 1}
+    trainer = offloaded(tmp_path, "DPO", changes)
+    trainer.tell = told.append
+    trainer.train()
+    # Two micro-batches of two pairs each, though the reference came in batches of five pairs.
+    (plan,) = [line for line in told if "tokens a step" in line]
+    assert " 8 x " in plan
+    trainer.close()
+
+
+class Killed(Exception):
+    """A process that ends at once."""
+
+
+class KillAfter(transformers.TrainerCallback):
     def __init__(self, step: int) -> None:
         self._step = step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = state.global_step >= self._step
+        if state.global_step == self._step:
+            raise Killed
 
 
 def test_a_reward_model_by_name_begins_with_the_head_that_trl_draws(

@@ -4,7 +4,6 @@ Ranks are forked (`support.rank_runs`). What every model, option and number of r
 long grid of `scripts/ranks`; here one case in which most of it meets, and what is refused.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.fork_server import run_forked
-from support.rank_runs import RankRun, as_word
+from support.rank_runs import RankRun, as_word, results_of
 
 RESULTS = ("losses", "norms", "masters", "trained", "m", "v", "missed")
 
@@ -20,9 +19,7 @@ RESULTS = ("losses", "norms", "masters", "trained", "m", "v", "missed")
 def found_by(*runs: RankRun, directory: Path) -> list[list[dict[str, Any]]]:
     """What the ranks of each run found."""
     done = run_forked("support.rank_runs", [str(directory), *map(as_word, runs)])
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[{")]
-    assert len(lines) == len(runs), done.stdout
-    return [json.loads(line) for line in lines]
+    return results_of(done.stdout, len(runs))
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ class TurnsItsWeightOnce(ToyBlock):
         self.turned: list[torch.Tensor] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.turned[:] = [self.mix.t()]
+        self.turned = [self.mix.t()]
         return HoldsItsWeight.apply(super().forward(x), self.turned[0])
 
 

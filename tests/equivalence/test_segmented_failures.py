@@ -11,7 +11,6 @@ import torch
 
 from lohan.drive import (
     DrawsUnknown,
-    ForwardOrder,
     Phase,
 )
 from lohan.verify.plain_loop import losses_and_gradients
@@ -57,11 +56,10 @@ class FailingToy(Toy):
         return self.calls == 2
 
 
-@pytest.mark.parametrize("order", ForwardOrder)
 @pytest.mark.parametrize("call", range(1, 7))
 @pytest.mark.parametrize("block", range(3))
 def test_an_error_in_any_block_call_surfaces_and_the_model_stays_usable(
-    block: int, call: int, order: ForwardOrder
+    block: int, call: int
 ) -> None:
     """Calls 1 to 3 are the forwards of three micro-batches, the next three the re-runs. Before the
     first of these the block is captured, which is a call too: its error is none of the step's."""
@@ -69,16 +67,16 @@ def test_an_error_in_any_block_call_surfaces_and_the_model_stays_usable(
     plain = twin(model)
     driven, hooks, store = drive(model)
     threads, state = threading.active_count(), torch.get_rng_state()
-    num_captures = int(call > 3 and order is ForwardOrder.LAYER_MAJOR)
+    num_captures = int(call > 3)
     model.blocks[block].fails = iter([False] * (call - 1 + num_captures) + [True])
     with pytest.raises(Boom) as raised:
-        driven.step(toy_batches(3), order=order)
+        driven.step(toy_batches(3))
     assert f"blocks.{block}" in raised.value.__notes__[0]
     assert f"micro-batch {(call - 1) % 3}" in raised.value.__notes__[0]
     assert_nothing_left(driven, hooks, store, threads, state)
 
     _, expected = losses_and_gradients(plain, toy_batches(3))
-    driven.step(toy_batches(3), order=order)
+    driven.step(toy_batches(3))
     assert_same_gradients(hooks.gradients, expected)
 
 
@@ -154,7 +152,7 @@ def test_draws_that_are_not_known_are_reported_before_any_gradient_leaves() -> N
         driven.step(toy_batches(2))
     assert not hooks.gradients
     assert_nothing_left(driven, hooks, store, threads, state)
-    driven.step(toy_batches(2), order=ForwardOrder.MICRO_BATCH_MAJOR)
+    driven.learn_draws(toy_batches(1)[0])
     driven.step(toy_batches(2))  # known now
     with pytest.raises(DrawsUnknown):
         driven.step(toy_batches(2, rows=9))  # another shape is not
@@ -172,14 +170,16 @@ def test_a_wrong_prediction_of_draws_is_noticed() -> None:
     model = Toy(lambda _: Moody()).train()
     plain = twin(model)
     driven, hooks, _ = drive(model)
-    driven.step(toy_batches(3), order=ForwardOrder.MICRO_BATCH_MAJOR)
+    driven.learn_draws(toy_batches(1)[0])
+    driven.step(toy_batches(3))
     hooks.gradients.clear()
     model.blocks[2].mood = plain.blocks[2].mood = 1
     with pytest.raises(DrawsUnknown):
         driven.step(toy_batches(3))
     hooks.abandon()
     state = torch.get_rng_state()
-    driven.step(toy_batches(3), order=ForwardOrder.MICRO_BATCH_MAJOR)
+    driven.learn_draws(toy_batches(1)[0])
+    driven.step(toy_batches(3))
     torch.set_rng_state(state)
     assert_same_gradients(hooks.gradients, losses_and_gradients(plain, toy_batches(3))[1])
 
@@ -192,6 +192,6 @@ def test_draws_that_depend_on_values_are_never_predicted() -> None:
 
     model = Toy(lambda _: Samples())
     driven, _, _ = drive(model)
-    driven.step(toy_batches(2), order=ForwardOrder.MICRO_BATCH_MAJOR)
+    driven.learn_draws(toy_batches(1)[0])
     with pytest.raises(DrawsUnknown):
         driven.step(toy_batches(2))

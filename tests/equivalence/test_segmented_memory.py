@@ -9,9 +9,10 @@ import torch
 
 from lohan.device import EmulatedDevice
 from lohan.drive import Phase, SegmentedModel, SegmentGradients
-from lohan.drive.activations.store import ActivationKey, KeepStore
+from lohan.drive.activations.store import ActivationKey
 from lohan.vocabulary import BlockId
 from support.driving_hooks import ComeAndGo, twin
+from support.keep_store import KeepStore
 from support.mapped_segments import map_segments
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
@@ -27,17 +28,6 @@ class Watch:
 
     def alive(self) -> list[Any]:
         return [label for label, ref in self._refs if ref() is not None]
-
-
-class WatchedBlock(ToyBlock):
-    def __init__(self, index: int, watch: list[Watch]) -> None:
-        super().__init__()
-        self.index, self.watch = index, watch
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(self.up(x))  # saved for backward by tanh and by the projection
-        self.watch[0].note(self.index, hidden)
-        return x + self.down(hidden)
 
 
 class LoggedHooks(ComeAndGo):
@@ -56,11 +46,18 @@ class LoggedHooks(ComeAndGo):
 
 def test_no_graph_of_a_block_outlives_its_visit() -> None:
     watch = Watch()
-    model = Toy(lambda index: WatchedBlock(index, [watch]), depth=4)
+
+    class WatchedBlock(ToyBlock):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = torch.tanh(self.up(x))  # saved for backward by tanh and by the projection
+            watch.note(id(self), hidden)
+            return x + self.down(hidden)
+
+    model = Toy(lambda _: WatchedBlock(), depth=4)
     segments = map_segments(model)
     sets = segments.parameter_sets(model)
     hooks = LoggedHooks(segments, sets, watch)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks)
+    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=KeepStore())
     gc.disable()  # nothing may need the collector to go away
     try:
         driven.step(toy_batches(3))
@@ -190,6 +187,7 @@ def test_gradients_of_a_block_are_not_collected_before_they_are_added() -> None:
             sets=sets,
             hooks=Hooks(segments, sets),
             enter_thread=device.compute,
+            store=KeepStore(),
         )
         with device.compute():
             for _ in range(2):  # eager, then captured
@@ -211,7 +209,9 @@ def test_logits_of_one_micro_batch_are_alive_at_a_time() -> None:
     model = Toy(lambda _: ToyBlock())
     segments = map_segments(model)
     sets = segments.parameter_sets(model)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=ComeAndGo(segments, sets))
+    driven = SegmentedModel(
+        model, segments, sets=sets, hooks=ComeAndGo(segments, sets), store=KeepStore()
+    )
     driven.step(toy_batches(4), loss_fn)
     assert most == [0, 0, 0, 0]
 
@@ -221,7 +221,9 @@ def test_a_step_leaves_no_thread_and_no_hook() -> None:
     untouched = twin(model)
     segments = map_segments(model)
     sets = segments.parameter_sets(model)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=ComeAndGo(segments, sets))
+    driven = SegmentedModel(
+        model, segments, sets=sets, hooks=ComeAndGo(segments, sets), store=KeepStore()
+    )
     threads = threading.active_count()
     driven.step(toy_batches(3))
     assert threading.active_count() == threads

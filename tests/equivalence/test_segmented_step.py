@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lohan.drive import SegmentedModel, SegmentMap
-from lohan.drive.activations.store import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices
 from lohan.drive.surroundings.ambient import memory_features_off
 from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
@@ -16,9 +16,10 @@ from support.driving_hooks import (
     ComeAndGo,
     assert_same_gradients,
     same_bits,
-    step_in_any_order,
+    step_with_known_draws,
     twin,
 )
+from support.keep_store import KeepStore
 from support.mapped_segments import map_segments, observe_rest_uses
 from support.operator_list import operators_listed
 from support.tiny_models import LOSS_FUNCTIONS, TINY_MODELS
@@ -117,7 +118,7 @@ def test_two_steps_equal_plain_training_bit_for_bit(
 
         torch.manual_seed(100 + step)
         hooks.gradients.clear()
-        losses = step_in_any_order(driven, hooks, batches, loss_fn=loss_fn, choices=choices)
+        losses = step_with_known_draws(driven, batches, loss_fn=loss_fn, choices=choices)
 
         assert all(map(same_bits, losses, expected_losses))
         assert_same_gradients(hooks.gradients, expected)
@@ -135,7 +136,7 @@ def test_caches_and_checkpointing_of_the_model_are_put_aside_for_the_step() -> N
     sets = segments.parameter_sets(model)
     hooks = ComeAndGo(segments, sets)
     batches = batches_of("llama", 2, torch.float32)
-    SegmentedModel(model, segments, sets=sets, hooks=hooks).step(batches)
+    SegmentedModel(model, segments, sets=sets, hooks=hooks, store=KeepStore()).step(batches)
     assert_same_gradients(hooks.gradients, losses_and_gradients(plain, batches)[1])
     assert model.config.use_cache
     assert model.is_gradient_checkpointing
@@ -148,7 +149,9 @@ def test_eval_mode_is_followed() -> None:
     sets = segments.parameter_sets(model)
     hooks = ComeAndGo(segments, sets)
     batches = batches_of("gpt2", 3, torch.float32)
-    losses = SegmentedModel(model, segments, sets=sets, hooks=hooks).step(batches)
+    losses = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=KeepStore()).step(
+        batches
+    )
     expected_losses, expected = losses_and_gradients(plain, batches)
     assert all(map(same_bits, losses, expected_losses))
     assert_same_gradients(hooks.gradients, expected)

@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from lohan.drive import Phase, SegmentedModel
-from lohan.drive.activations.store import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices
 from lohan.verify.plain_loop import losses_and_gradients
 from support.driven_toys import EVERYTHING
 from support.driving_hooks import (
     ComeAndGo,
     assert_same_gradients,
     same_bits,
-    step_in_any_order,
+    step_with_known_draws,
     twin,
 )
+from support.keep_store import KeepStore
 from support.mapped_segments import map_segments, observe_rest_uses
 from support.toy_models import TOYS, Toy, ToyBlock, toy_batches
 
@@ -56,7 +57,7 @@ def test_hard_models_equal_plain_training(name: str, num_micro_batches: int, sto
         expected_state = torch.get_rng_state()
         torch.manual_seed(step)
         hooks.gradients.clear()
-        losses = step_in_any_order(driven, hooks, batches, choices=choices)
+        losses = step_with_known_draws(driven, batches, choices=choices)
         assert all(map(same_bits, losses, expected_losses))
         assert_same_gradients(hooks.gradients, expected)
         assert torch.equal(torch.get_rng_state(), expected_state)
@@ -162,7 +163,7 @@ def test_a_model_made_on_meta_is_driven_with_weights_from_elsewhere() -> None:
         own.gather(homes[segment])
     before = dict(model.named_parameters())
     hooks = ComeAndGo(segments, sets, homes)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks)
+    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=KeepStore())
     _, expected = losses_and_gradients(plain, toy_batches(3))
     driven.step(toy_batches(3))
     assert_same_gradients(hooks.gradients, expected)

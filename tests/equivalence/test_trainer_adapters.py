@@ -221,6 +221,13 @@ def test_a_run_by_name_is_stopped_resumed_saved_and_merged(
     before = dict(tiny_chat.model(tie_word_embeddings=False).named_parameters())
     for name, parameter in exported.named_parameters():
         assert torch.equal(parameter, merged[name].to(torch.bfloat16)), name
+    # The adapter alone is in the states: without its base only the tokenizer is missing.
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    alone = export_run(run, tmp_path / "alone")
+    assert "without the tokenizer" in alone.remarks[-1]
+    assert same(adapter_in(tmp_path / "alone"), expected)
+    with pytest.raises(ConfigError):
+        export_run(run, tmp_path / "not", should_merge_adapter=True)
     changed = [n for n, p in exported.named_parameters() if not torch.equal(p, before[n])]
     assert any("q_proj" in name for name in changed)
     assert not any("norm" in name for name in changed)

@@ -28,7 +28,8 @@ def test_the_clock_agrees_with_exact_arithmetic(seed: int) -> None:
     plan, machine = random_plan(seed, policy="lohan+" if seed % 2 else None, most_blocks=4)
     plan = with_interference(plan, (0.0, 0.22, 0.4)[seed % 3])
     path = replace(machine.ssd_path, is_duplex=seed % 4 < 2)
-    machine = replace(machine, ssd_path=path)
+    gpu = replace(machine.gpu, is_processor=seed % 5 < 2)
+    machine = replace(machine, ssd_path=path, gpu=gpu)
     schedule = settled_schedule(plan, machine, num_steps=2)
     times = replay(schedule, plan, machine)
     durations = Durations(machine, plan.system.rates)
@@ -37,6 +38,7 @@ def test_the_clock_agrees_with_exact_arithmetic(seed: int) -> None:
         durations.of,
         is_ssd_duplex=machine.ssd_path.is_duplex,
         copy_interference=plan.system.rates.copy_interference,
+        shares_cores=machine.gpu.is_processor,
     )
     longest = float(max(ends.values()))
     for task in schedule.tasks:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from lohan.drive import SegmentedModel
-from lohan.drive.activations.store import BlockChoices, KeepStore
+from lohan.drive.activations.store import BlockChoices
 from lohan.verify.plain_loop import losses_and_gradients
 from support.driving_hooks import ComeAndGo, assert_same_gradients, same_bits, twin
+from support.keep_store import KeepStore
 from support.mapped_segments import map_segments
 from support.toy_models import toy_batches
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 
 from lohan.drive import (
-    DrawsUnknown,
-    ForwardOrder,
     Phase,
     SegmentedModel,
     SegmentGradients,
@@ -38,7 +36,7 @@ class ComeAndGo:
             if home is None:
                 self.home[segment] = torch.zeros(own.layout.num_bytes, dtype=torch.uint8)
                 own.gather(self.home[segment])
-            own.take_out(torch.device("cpu"))
+            own.release(torch.device("cpu"))
 
     def before(self, segment: BlockId, phase: Phase) -> None:
         assert not self._bound
@@ -82,15 +80,16 @@ class StayInPlace(ComeAndGo):
         self.visits.append((self.segments[segment].name, phase))
 
 
-def step_in_any_order(
-    driven: SegmentedModel, hooks: ComeAndGo, batches: Sequence[Any], **arguments: Any
+def step_with_known_draws(
+    driven: SegmentedModel, batches: Sequence[Any], **arguments: Any
 ) -> list[torch.Tensor]:
-    """Layer-major if the draws are known, else micro-batch-major, as an engine does it."""
-    try:
-        return driven.step(batches, **arguments)
-    except DrawsUnknown:
-        hooks.abandon()
-        return driven.step(batches, order=ForwardOrder.MICRO_BATCH_MAJOR, **arguments)
+    """The draws of each shape are learned first, as an engine does it."""
+    loss_fn = arguments.get("loss_fn")
+    for batch in driven.unknown_batches(batches, loss_fn):
+        driven.learn_draws(batch, loss_fn)
+    for batch in driven.unknown_batches(batches, loss_fn):  # now it is known whether it draws
+        driven.learn_draws(batch, loss_fn)
+    return driven.step(batches, **arguments)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from lohan.device import EmulatedDevice, EmulatedRates
 from lohan.device.accelerator import AcceleratorDevice
 from lohan.device.copy_ends import CopyEnds
-from lohan.device.memory import DeviceMemory, allocate_flat
+from lohan.device.memory import DeviceMemory
 from lohan.lanes.activation_moves import SwappedActivations
 from lohan.lanes.executor import LaneExecutor
 from lohan.lanes.gradient_moves import GradientMoves
@@ -107,14 +107,15 @@ def _memory_goes_before_its_copy_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def memory_is_reused_under_compute(patch: pytest.MonkeyPatch) -> None:
-    """The allocator is not told that compute uses what it hands out. Not in the list: the engine
+    """The allocator is not told that compute uses what it gets back. Not in the list: the engine
     ends a lease when the device is done with it, which hides it; a device alone shows it."""
 
-    def mistaken(self: Any, nbytes: int) -> DeviceMemory:
-        with self._on(self._memory_stream):
-            return DeviceMemory(allocate_flat(nbytes, self.torch_device, self.name))
+    right = AcceleratorDevice.free
 
-    patch.setattr(AcceleratorDevice, "alloc", mistaken)
+    def mistaken(self: Any, memory: DeviceMemory, *, is_idle: bool = False) -> None:
+        right(self, memory, is_idle=True)
+
+    patch.setattr(AcceleratorDevice, "free", mistaken)
 
 
 def _ends_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import numpy
 import torch
 
+from lohan import _native
 from lohan.optimizer import reference
 
 SPECIAL_BITS = numpy.array(
@@ -74,3 +75,45 @@ def assert_same_bits(got: torch.Tensor, expected: torch.Tensor, what: str) -> No
             f"{what}: {differ.numel()} of {got.numel()} differ, first at {first}: "
             f"{found:#x} for {wanted:#x}"
         )
+
+
+def split_masters(
+    p32: torch.Tensor,
+    *,
+    p16: torch.Tensor,
+    lo16: torch.Tensor,
+    v32: torch.Tensor,
+    num_threads: int = 1,
+    isa: str = "",
+) -> None:
+    """Write P16, LO16 and the sign bit of V32, as a store does."""
+    _native.split_masters(
+        p32=p32.data_ptr(),
+        p16=p16.data_ptr(),
+        lo16=lo16.data_ptr(),
+        v32=v32.data_ptr(),
+        num_elements=p32.numel(),
+        num_threads=num_threads,
+        isa=isa,
+    )
+
+
+def join_masters(
+    *,
+    p16: torch.Tensor,
+    lo16: torch.Tensor,
+    v32: torch.Tensor,
+    p32: torch.Tensor,
+    num_threads: int = 1,
+    isa: str = "",
+) -> None:
+    """Rebuild the masters, as a store does."""
+    _native.join_masters(
+        p16=p16.data_ptr(),
+        lo16=lo16.data_ptr(),
+        v32=v32.data_ptr(),
+        p32=p32.data_ptr(),
+        num_elements=p32.numel(),
+        num_threads=num_threads,
+        isa=isa,
+    )

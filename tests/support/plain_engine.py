@@ -71,9 +71,10 @@ class PlainEngine:
         self.sealed: PlainManifest | None = None
         self.num_steps = int((counters or {}).get("num_steps", 0))
         self.plan = self.prediction = None
-        self.written_bytes = self.measuring_bytes = self.ram_peak_bytes = 0
+        self.written_bytes = self.measuring_bytes = self.ram_peak_bytes = self.due_bytes = 0
         self.rates_note = ""
         self.gpu_peak_bytes: int | None = None
+        self.gpu_reserved_bytes: int | None = None
         self.is_rehearsing = False
         self.is_closed = False
         named = dict(model.named_parameters())
@@ -101,7 +102,7 @@ class PlainEngine:
         of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self._group = {name: of[id(named[name])] for name in order}
 
-    def prepare(self, micro_batches: list[Any]) -> None:
+    def prepare(self, micro_batches: list[Any], *, may_shrink: bool = False) -> None:
         assert micro_batches
 
     def step(
@@ -239,15 +240,16 @@ def attach_plainly(model: Any, optimizer: Any, options: Options, first: FirstSta
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """AdamW with fp32 masters in RAM: what TRL's own trainer is given to be compared with."""
+    """AdamW with fp32 masters in RAM: what TRL's own trainer is given to be compared with.
+
+    As torch's it counts the steps of each parameter: one without a gradient takes none.
+    """
 
     def __init__(self, groups: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        self.num_steps = 0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        self.num_steps += 1
         for group in self.param_groups:
             settings = AdamWSettings(
                 lr=group["lr"],
@@ -264,9 +266,9 @@ class MasterAdamW(torch.optim.Optimizer):
                     state["master"] = parameter.detach().float().view(-1)
                     state["m"] = torch.zeros_like(state["master"])
                     state["v"] = torch.zeros_like(state["master"])
-                scalars = prepare_step(
-                    settings, step=self.num_steps, num_elements=parameter.numel()
-                )
+                    state["step"] = 0
+                state["step"] += 1
+                scalars = prepare_step(settings, step=state["step"], num_elements=parameter.numel())
                 stores = (state["master"], state["m"], state["v"])
                 updated = adamw_elements(parameter.grad.float().view(-1), *stores, scalars)
                 state["master"], state["m"], state["v"] = updated

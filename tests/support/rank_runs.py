@@ -32,6 +32,7 @@ from lohan.parallel.peers import Peers
 from lohan.plan.plan import Plan
 from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
+from support import accelerator
 from support.small_machines import small_machine
 from support.tiny_models import TinyDiT, denoising_loss
 
@@ -325,6 +326,8 @@ def fork_rank(run: RankRun, directory: str, rank: int, store: str, output: pathl
         return child
     torch.set_num_threads(1)
     try:
+        if run.device == accelerator.NAME:
+            accelerator.load()
         if run.num_ranks > 1:
             dist.init_process_group("gloo", init_method=store, rank=rank, world_size=run.num_ranks)
         told = take(run, directory, rank)
@@ -346,6 +349,13 @@ def main() -> None:
 def as_word(run: RankRun) -> str:
     """For `main`."""
     return json.dumps(asdict(run))
+
+
+def results_of(output: str, count: int) -> list[list[dict[str, Any]]]:
+    """What the ranks of each of so many runs found, from what `main` printed."""
+    lines = [line for line in output.splitlines() if line.startswith("[{")]
+    assert len(lines) == count, output
+    return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def exact_times(
     *,
     is_ssd_duplex: bool,
     copy_interference: float,
+    shares_cores: bool,
 ) -> tuple[dict[TaskId, Fraction], dict[TaskId, Fraction]]:
     """Start and end of every task of a settled schedule."""
     left = {task.id: Fraction(seconds(task)) for task in schedule.tasks}
@@ -35,7 +36,10 @@ def exact_times(
         speeds = {lane: Fraction(1) for lane in running}
         if not is_ssd_duplex and {Lane.SSD_READ, Lane.SSD_WRITE} <= running.keys():
             speeds[Lane.SSD_READ] = speeds[Lane.SSD_WRITE] = Fraction(1, 2)
-        if Lane.GPU in running:
+        if shares_cores:
+            if {Lane.GPU, Lane.CPU} <= running.keys():
+                speeds[Lane.GPU] = speeds[Lane.CPU] = Fraction(1, 2)
+        elif Lane.GPU in running:
             copies = sum(lane in running for lane in (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU))
             speeds[Lane.GPU] -= Fraction(copy_interference) * copies
         passed = min(left[task] / speeds[lane] for lane, task in running.items())

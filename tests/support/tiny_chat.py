@@ -32,7 +32,7 @@ _TEXT = "red green blue one two three sky sea sun moon day night tree stone cat 
 WORDS = _TEXT.split()
 
 
-def tokenizer() -> Any:
+def tokenizer(**more: Any) -> Any:
     """A byte-level BPE tokenizer of 300 tokens with a chat template."""
     made = Tokenizer(BPE())
     made.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -44,7 +44,9 @@ def tokenizer() -> Any:
         show_progress=False,
     )
     made.train_from_iterator([" ".join(WORDS)] * 4, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|pad|>", eos_token="<|end|>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<|pad|>", eos_token="<|end|>", **more
+    )
     fast.chat_template = CHAT_TEMPLATE
     return fast
 

@@ -4,6 +4,7 @@ Owns the command's options. What is asked for is read by `request` and, in the w
 `run_words`; the answer is computed in `answer` and printed in `plan_tables`.
 """
 
+import math
 from dataclasses import replace
 from typing import Annotated
 
@@ -78,14 +79,16 @@ def plan(
     Exit code 0: it fits. 1: it does not. 2: the request cannot be met.
     """
     from lohan.cli.reading.request import OTHER_POLICIES, as_ranks, parse_tokens, request_of
-    from lohan.cli.reading.run_words import rooms_of, run_words
+    from lohan.cli.reading.run_words import rooms_of, run_words, write_limit_of
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.plan_tables import show_answer
+    from lohan.engine.planning.write_limit import planned_within
     from lohan.schedule.build import build_schedule
     from lohan.schedule.check import check_serial
     from lohan.simulate.answers.answer import Answer, plan_of, totals_of, with_limits, with_step
-    from lohan.simulate.choose import Judge
+    from lohan.simulate.choose import Judge, Judged
     from lohan.simulate.quick import uncollected
+    from lohan.units import format_bytes_decimal
 
     words = run_words(what, model, ctx.args)
     request = request_of(
@@ -115,9 +118,12 @@ def plan(
         words = replace(words, ssd=tuple(ssd))
     with uncollected():
         made = plan_of(request, judge)
+        taken: Judged | None = judge.best(request.question)
+        limit = write_limit_of(words, math.ceil(num_tokens / request.workload.num_tokens))
+        if limit is not None and (taken := planned_within(request.question, limit, judge)):
+            made = taken.plan
         rooms = rooms_of(words, made) if ssds is None else []
         answer = Answer(request=request, plan=made, rooms=tuple(rooms))
-        taken = judge.best(request.question)
         if taken is not None:
             check_serial(build_schedule(taken.plan, num_steps=2))
         # What else there could be is asked of one machine.
@@ -127,9 +133,19 @@ def plan(
             answer = with_step(answer, taken.step, num_tokens, judge)
         if machines == 1:
             answer = with_limits(answer, OTHER_POLICIES)
+    fields = answer.to_fields()
+    if limit is not None and taken is not None:
+        run_bytes = limit.run_bytes(taken.plan, taken.step.written_bytes)
+        fields["write_budget"] = {"budget_bytes": limit.budget_bytes, "run_bytes": run_bytes}
     if json:
-        print_json(answer.to_fields())
+        print_json(fields)
     else:
         show_answer(answer, console())
+        if limit is not None and taken is not None:
+            console().print(
+                f"write budget: {format_bytes_decimal(run_bytes)} of "
+                f"{format_bytes_decimal(limit.budget_bytes)} for the whole run, first states and "
+                f"{limit.num_seals:,} seal(s) included"
+            )
     if not made.ledger.fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)

@@ -8,7 +8,9 @@ accelerators live in `memory.py` and `pinned.py`.
 Note "Memory of no queue". The allocator knows which stream memory was made on, and orders its reuse
 by that stream alone. Memory of `alloc` is made on a stream that never has work. So a copy into it
 waits for nothing, whatever compute has queued; and it is handed out again when compute that was
-queued before its end is over (`record_stream`) and copies from or to it are (`copy_ends.py`).
+queued before its end is over (`record_stream`) and copies from or to it are (`copy_ends.py`). What
+is freed as idle does not wait for compute: the next block may be queued by then, and a third buffer
+for weights would be taken where two are planned.
 A copy that compute was made to wait for need not keep its end alive: what uses the memory next
 comes after compute, by `record_stream` or by the order of the compute stream's own pool.
 
@@ -136,15 +138,16 @@ class AcceleratorDevice(ClosingDevice):
         self._ends.let_go()
         with self._failing(), self._on(self._memory_stream):
             flat = allocate_flat(nbytes, self.torch_device, self.name)
-            with operators_unseen():
-                flat.record_stream(self._compute_stream)
             born = self._event_on(self._memory_stream)
             for stream in (self._compute_stream, *self._copy_streams.values()):
                 stream.wait_event(born.event)
         return DeviceMemory(flat)
 
-    def free(self, memory: DeviceMemory) -> None:
-        """Give memory back to torch's allocator."""
+    def free(self, memory: DeviceMemory, *, is_idle: bool = False) -> None:
+        """Give memory back to torch's allocator; see note "Memory of no queue"."""
+        if not is_idle:
+            with operators_unseen():
+                memory.bytes().record_stream(self._compute_stream)
         memory.invalidate()
 
     @property
@@ -157,6 +160,11 @@ class AcceleratorDevice(ClosingDevice):
     def peak_bytes(self) -> int:
         """Most bytes of live tensors at once."""
         return int(torch.accelerator.max_memory_allocated(self._index))
+
+    @property
+    def reserved_peak_bytes(self) -> int:
+        """Most bytes torch's allocator had of the device at once: live tensors, holes, cache."""
+        return int(torch.accelerator.max_memory_reserved(self._index))
 
     def reset_peak(self) -> None:
         """Measure the peak anew."""

@@ -23,6 +23,11 @@ class ClosingDevice(ABC):
     _is_closed = False
 
     @property
+    def reserved_peak_bytes(self) -> int | None:
+        """None: nothing is held but what is alive."""
+        return None
+
+    @property
     def queue(self) -> ComputeQueue | None:
         """None: compute runs inside the call."""
         return None

@@ -32,7 +32,7 @@ class CpuDevice(HostDevice):
     def __init__(self, *, memory_bytes: int | None = None, reason: str = "asked for") -> None:
         super().__init__("cpu", reason, memory_bytes)
 
-    def free(self, memory: DeviceMemory) -> None:
+    def free(self, memory: DeviceMemory, *, is_idle: bool = False) -> None:
         """Give memory back to torch."""
         memory.invalidate()
         self._ledger.return_slot(memory.nbytes)

@@ -103,8 +103,12 @@ class Device(Protocol):
             DoesNotFit: if the budget or the device itself has no room.
         """
 
-    def free(self, memory: DeviceMemory) -> None:
-        """Give memory back. Views of it must not be used again; a second free raises."""
+    def free(self, memory: DeviceMemory, *, is_idle: bool = False) -> None:
+        """Give memory back. Views of it must not be used again; a second free raises.
+
+        `is_idle`: compute that used it is over, so that it can be had again at once; else it can
+        when what compute has queued by now is over.
+        """
 
     @property
     def bytes_in_use(self) -> int:
@@ -113,6 +117,10 @@ class Device(Protocol):
     @property
     def peak_bytes(self) -> int:
         """Most bytes alive at once since the start or the last `reset_peak`."""
+
+    @property
+    def reserved_peak_bytes(self) -> int | None:
+        """Most bytes held for reuse and alive, likewise; None where nothing is held for reuse."""
 
     def reset_peak(self) -> None:
         """Start measuring the peak anew from what is alive now."""

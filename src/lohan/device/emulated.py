@@ -131,7 +131,7 @@ class EmulatedDevice(HostDevice):
             self._slots[id(memory)] = memory
         return memory
 
-    def free(self, memory: DeviceMemory) -> None:
+    def free(self, memory: DeviceMemory, *, is_idle: bool = False) -> None:
         """Poison the memory and give it back: views that live on read NaN."""
         flat = memory.bytes()  # kept until it is poisoned
         with self._slots_lock:

@@ -40,15 +40,22 @@ def torch_device_named(text: str | None) -> torch.device:
     )
 
 
-def open_device(text: str | None = None, *, memory_bytes: int | None = None) -> Device:
+def open_device(
+    text: str | None = None,
+    *,
+    memory_bytes: int | None = None,
+    place: int = 0,
+    num_here: int = 1,
+) -> Device:
     """Open `"cpu"`, `"emulated"`, `"cuda"`, `"cuda:n"` or another accelerator of torch by its name.
 
-    None takes a GPU if there is one.
+    None takes a GPU if there is one. Of several ranks on a machine (`num_here`) each has a GPU of
+    its own, by its `place` among them, unless torch was told which to use or the name has a number.
 
     The device's `reason` says why it was chosen.
 
     Raises:
-        ConfigError: if the text names no device.
+        ConfigError: if the text names no device, or ranks would share one and each take all of it.
         HardwareError: if the device is not there.
         DoesNotFit: if it has fewer bytes than `memory_bytes`.
     """
@@ -74,7 +81,8 @@ def open_device(text: str | None = None, *, memory_bytes: int | None = None) -> 
         if absence is not None:
             reason = f"no GPU can be used ({absence}), so main memory and processor stand in"
             return CpuDevice(memory_bytes=memory_bytes, reason=reason + note)
-        return AcceleratorDevice(memory_bytes=memory_bytes, reason="a GPU was found")
+        index = _own_index(place, num_here, memory_bytes)
+        return AcceleratorDevice(None, index, memory_bytes=memory_bytes, reason="a GPU was found")
     match = _NUMBERED.fullmatch(name)
     if match is None or match["kind"] not in names():
         known = ("cpu", "emulated", *names(), f"{names()[0]}:0")
@@ -83,5 +91,22 @@ def open_device(text: str | None = None, *, memory_bytes: int | None = None) -> 
             why=f"known are {', '.join(known)}",
             remedy=f"{nearest_names(name, known)}, or leave it out to have one chosen",
         )
-    index = None if match["index"] is None else int(match["index"])
+    if match["index"] is not None:
+        index = int(match["index"])
+    else:
+        index = _own_index(place, num_here, memory_bytes)
     return AcceleratorDevice(match["kind"], index, memory_bytes=memory_bytes, reason=asked)
+
+
+def _own_index(place: int, num_here: int, memory_bytes: int | None) -> int | None:
+    """Which GPU is this rank's; None: the one torch would use."""
+    count = torch.accelerator.device_count()
+    if num_here == 1 or count == 0 or torch.accelerator.current_device_index() != 0:
+        return None
+    if num_here > count and memory_bytes is None:
+        raise ConfigError(
+            f"{num_here} ranks on this machine have {count} GPU(s)",
+            why="each would plan with all memory of the one it shares",
+            remedy='start one rank per GPU, or say what each may use (gpu="8GiB")',
+        )
+    return place % count

@@ -5,7 +5,7 @@ Imported by `lanes`, `engine` and what is above. Never moves a tensor itself: ho
 """
 
 from lohan.drive.gradient_sums import SegmentGradients
-from lohan.drive.hooks import ForwardOrder, SegmentHooks
+from lohan.drive.hooks import SegmentHooks
 from lohan.drive.micro_batch import LossFunction
 from lohan.drive.segment_map import (
     Phase,
@@ -19,7 +19,6 @@ from lohan.drive.surroundings.randomness import DrawsUnknown
 
 __all__ = [
     "DrawsUnknown",
-    "ForwardOrder",
     "LossFunction",
     "Phase",
     "Segment",

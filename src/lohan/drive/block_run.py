@@ -8,7 +8,7 @@ graph of its forward is dropped as soon as that ends, and made again for its bac
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,8 +44,8 @@ from lohan.drive.edges.entries import (
 )
 from lohan.drive.edges.exits import leave_block
 from lohan.drive.surroundings.randomness import Generators, same_state
-from lohan.drive.watch.changing_buffers import ChangingBuffers
-from lohan.drive.watch.held_values import HeldValues
+from lohan.drive.watch.contract import Changes, Contract
+from lohan.drive.watch.own_attributes import OwnAttributes
 from lohan.drive.weights.parameter_views import Weights
 from lohan.errors import DoesNotFit
 from lohan.vocabulary import BlockId
@@ -67,14 +67,14 @@ class BlockRunner:
         weights: Weights,
         parameters: Sequence[torch.nn.Parameter],
         captures: Captures,
+        outside: Mapping[str, torch.nn.Module],
     ) -> None:
         """`weights`: of the model; `parameters`: all that the block uses, own and borrowed;
-        `captures`: of all its blocks."""
+        `captures`: of all its blocks; `outside`: its modules in no block, and its blocks."""
         self.block, self.name, self.module = block, name, module
         self._store, self._generators = store, generators
         self._weights, self._parameters = weights, tuple(parameters)
-        self._buffers = ChangingBuffers(module, name)
-        self._held = HeldValues(module, name)
+        self._contract = Contract(module, name, outside)
         self._captures = captures
         self._trust = captures.trust(name)
         self._given_buffers: list[torch.Tensor] = []
@@ -92,6 +92,7 @@ class BlockRunner:
         micro_batch: int,
         choices: BlockChoices,
         keys: EntryKeys,
+        attributes: OwnAttributes,
         modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
     ) -> tuple[Any, BlockVisit | None]:
         """Run the block; returns what the model gets and, if it has a backward, what to keep."""
@@ -110,14 +111,17 @@ class BlockRunner:
             return self._run_graph(trust.graph, call, arrivals, versions, key, micro_batch, choices)
         args, kwargs = arrivals.enter()
         random_state = self._generators.state()
-        buffers = self._buffers.before() if may_have_backward else None
-        held = self._held.before() if may_have_backward else []
+        attributes.put()
         with contextlib.ExitStack() as stack:
+            changes = stack.enter_context(
+                self._contract.watched((args, kwargs), is_run_again=may_have_backward)
+            )
             stack.enter_context(call.ambient.applied())
             for mode in modes:
                 stack.enter_context(mode)
             raw = call.forward(*args, **kwargs)
-        arrivals.refuse_changed_containers(f"block {self.name}")
+        self._hide_weights(changes)
+        attributes.note(changes.attributes)
         arrivals.refuse_hooks(f"block {self.name}")
         leaves, spec = tree_flatten(raw)
         with_gradient = [isinstance(one, torch.Tensor) and one.requires_grad for one in leaves]
@@ -125,7 +129,7 @@ class BlockRunner:
             leaves, with_gradient, arrivals.originals(), self._weights
         )
         outputs = tree_unflatten(left, spec)
-        if buffers is None:
+        if not may_have_backward:
             return outputs, None
         is_drawn = not same_state(random_state, self._generators.state())
         visit = BlockVisit(
@@ -135,15 +139,21 @@ class BlockRunner:
             spec=arrivals.spec,
             exits=exits,
             random_state=random_state if is_drawn else None,
-            buffers=self._buffers.changed(buffers),
+            changes=changes,
             objects=arrivals.objects,
-            held=self._held.changed(held, is_run_again=True),
             entered=versions,
             sharing=sharing,
             key=key,
-            changes=call.changes,
         )
         return outputs, visit
+
+    def _hide_weights(self, changes: Changes) -> None:
+        """A weight that the block has left in an attribute is about to be somebody else's memory:
+        whoever reads it is told so."""
+        for target, name, _ in changes.attributes:
+            value = target.get(name)
+            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+                target[name] = self._weights.stand_in(value)
 
     def _key(self, call: BlockCall, arrivals: Arrivals) -> Hashable | None:
         why_not = call.why_not
@@ -337,8 +347,7 @@ class BlockRunner:
             visit.spec,
         )
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._buffers.as_before(visit.buffers))
-            stack.enter_context(self._held.as_before(visit.held))
+            stack.enter_context(self._contract.as_before(visit.changes))
             raw = self._compute_again(visit, args, kwargs)
             leaves = tree_flatten(raw)[0]
             if trial is not None:
@@ -394,8 +403,8 @@ class BlockRunner:
         if is_rare or (not trust.is_open and visit.graph is None):
             return None
         trust.num_tries += 1
-        if visit.effect is not None:
-            trust.reason = visit.effect
+        if (effect := visit.changes.effect) is not None:
+            trust.reason = effect
             return None
         proven = self._captures.proven(visit.key, starts.pattern)
         ways = self._trust.values()
@@ -449,6 +458,8 @@ class BlockRunner:
             trust.graph, trust.reason = trial.graph, None
             trust.patterns.add(trial.pattern)
             trial.graph.proven.add(trial.pattern)
+            if trial.unsteady:
+                self._captures.unsteady.add(self.name)
         else:
             trust.graph, trust.num_tries = None, NEVER_AGAIN
             trust.reason = f"its graph gave another {difference} than its code"

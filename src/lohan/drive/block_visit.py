@@ -4,7 +4,7 @@ Owns the data of a visit and the checks on it between the two. Made by `block_ru
 holds on to it; `micro_batch` makes the call.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from lohan.drive.edges.entries import refuse_changed, refuse_changed_objects
 from lohan.drive.edges.exits import refuse_changed_alias
 from lohan.drive.surroundings.ambient import Ambient
 from lohan.drive.surroundings.randomness import RandomState
-from lohan.drive.watch.contents import Contents
+from lohan.drive.watch.contract import Changes, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,6 @@ class BlockCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     ambient: Ambient
-    changes: Sequence[Any] = ()
-    """Attributes that the forward has assigned, once it has run."""
     settings: Hashable = None
     """What its code may read besides its arguments, as the micro-batch has it."""
     why_not: str | None = None
@@ -51,12 +49,10 @@ class BlockVisit:
     """For each output leaf where its gradient waits; None for those without one."""
     random_state: RandomState | None
     """State before the forward, if it drew random numbers."""
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Values before the forward of the buffers that it changes."""
-    objects: Contents | None = None
+    changes: Changes = field(default_factory=Changes)
+    """Buffers and attributes of its own that the forward changed."""
+    objects: Snapshot | None = None
     """Arguments that are neither tensors nor plain values."""
-    held: list[tuple[Any, Any]] = field(default_factory=list)
-    """Values in attributes that the forward changed inside, with what was in them before."""
     entered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Input tensors and their versions, until the next boundary; then `forget_inputs`."""
 
@@ -65,8 +61,6 @@ class BlockVisit:
 
     key: Hashable | None = None
     """How the block was called, if it may be captured."""
-    changes: Sequence[Any] = ()
-    """Attributes that the forward has assigned."""
     graph: Graph | None = None
     """What ran it, if that was not its own code."""
     stored: frozenset[int] = frozenset()
@@ -95,15 +89,6 @@ class BlockVisit:
         """Check that a re-run will find the objects that the forward was given, as they were."""
         if self.objects is not None:
             refuse_changed_objects(self.objects, what)
-
-    @property
-    def effect(self) -> str | None:
-        """What the forward did besides returning its outputs: a graph cannot do it."""
-        if self.buffers:
-            return f"it changes its buffer {next(iter(self.buffers))}"
-        if self.held:
-            return "it changes what is inside of one of its attributes"
-        return next((f"it assigns its attribute {name}" for _, name, _ in self.changes), None)
 
 
 @dataclass(slots=True)

@@ -1,10 +1,9 @@
-"""What the driver and its caller agree on: the order of a forward, and the calls around a segment.
+"""What the driver and its caller agree on: the calls around a segment, and groups of a step.
 
 Owns names only. Implemented by the engine (hooks), read by `passes`.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 import torch
@@ -12,16 +11,6 @@ import torch
 from lohan.drive.gradient_sums import SegmentGradients
 from lohan.drive.segment_map import Phase
 from lohan.vocabulary import BlockId
-
-
-class ForwardOrder(StrEnum):
-    """In which order the forwards of a step's micro-batches go through the blocks."""
-
-    LAYER_MAJOR = "layer_major"
-    """All micro-batches through a block, then the next block: each block's weights come once."""
-    MICRO_BATCH_MAJOR = "micro_batch_major"
-    """One micro-batch after the other, as plain training does. Needed once for each batch shape
-    of a model with dropout, to learn how many random numbers a forward draws."""
 
 
 class SegmentHooks(Protocol):

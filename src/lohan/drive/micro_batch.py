@@ -23,7 +23,7 @@ from lohan.drive.edges.exits import HookWatch
 from lohan.drive.micro_batch_threads import Strand
 from lohan.drive.outside_run import PresenceMode, weights_by_place
 from lohan.drive.surroundings.ambient import Ambient, process_settings, put_process_settings
-from lohan.drive.surroundings.randomness import AnyDraw, DrawRecorder, RandomState
+from lohan.drive.surroundings.randomness import AnyDraw, RandomState
 from lohan.drive.watch.collected_outputs import (
     active_collection,
     add_collected,
@@ -89,7 +89,7 @@ class MicroBatch:
         try:
             return self._run(self)
         finally:
-            self.attributes.end()
+            self.attributes.pause()
 
     def ask_for_block(self, call: BlockCall) -> Any:
         """Runs on the strand's thread; blocks until the block's outputs are there."""
@@ -214,19 +214,17 @@ class BlockInterceptor:
             )
             ambient = Ambient.here(self._device_types)
             settings, why_not = settings_of(self._parts[module])
-            noting, changes = micro_batch.attributes.around(module, forward, self._weights)
-            collection = active_collection()
+            run, collection = forward, active_collection()
             if collection is not None:
-                noting = returning_collected(noting, collection)
+                run = returning_collected(run, collection)
             if shared:
-                noting = returning_written(noting, shared)
+                run = returning_written(run, shared)
             outputs = micro_batch.ask_for_block(
                 BlockCall(
-                    forward=_within(contextvars.copy_context(), noting),
+                    forward=_within(contextvars.copy_context(), run),
                     args=args,
                     kwargs=kwargs,
                     ambient=ambient,
-                    changes=changes,
                     settings=(outside_values(self._outside), settings),
                     why_not=why_not,
                 )
@@ -239,6 +237,7 @@ class BlockInterceptor:
                 add_collected(collection, found)
             return outputs
 
+        call_block.__module__ = __name__  # whoever looks through the model's objects stops here
         return call_block
 
     def _without_weights(
@@ -363,7 +362,6 @@ def run_model(
     interceptor: BlockInterceptor,
     enter_thread: Callable[[], contextlib.AbstractContextManager[Any]],
     num_threads: int,
-    records_draws: bool,
     modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
 ) -> torch.Tensor:
     """Runs on a strand's thread: the user's code, in the settings of the thread that drives."""
@@ -373,8 +371,6 @@ def run_model(
         stack.enter_context(interceptor.for_this_thread(micro_batch))
         stack.enter_context(ambient.applied())
         stack.enter_context(weights_by_place(weights))
-        if records_draws:
-            stack.enter_context(DrawRecorder(micro_batch.draws))
         for mode in modes:
             stack.enter_context(mode)
         stack.enter_context(

@@ -11,13 +11,12 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch.autograd.graph import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.drive.activations.store import BlockChoices
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.edges.cuts import edge_of, is_exit, leaf_of
 from lohan.drive.gradient_sums import GradientSums
-from lohan.drive.hooks import ForwardOrder, SegmentHooks, StepGroups
+from lohan.drive.hooks import SegmentHooks, StepGroups
 from lohan.drive.micro_batch import MicroBatch, where
 from lohan.drive.outside_run import add_to_leaf, rest_backward
 from lohan.drive.segment_map import Phase, Segment, SegmentKind, SegmentMap
@@ -32,7 +31,7 @@ from lohan.drive.surroundings.randomness import (
 from lohan.drive.watch.shared_state import SharedState
 from lohan.drive.watch.unchanged_weights import weights_unchanged
 from lohan.drive.weights.parameter_views import ParameterSet
-from lohan.errors import ConfigError, ScheduleError
+from lohan.errors import ConfigError, ScheduleError, bug
 from lohan.vocabulary import BlockId
 
 _NOTHING_CHOSEN = BlockChoices()
@@ -57,7 +56,7 @@ class Passes:
         shared: SharedState | None = None,
     ) -> None:
         """`should_look_closely`: read all weights to see that the forward leaves them alone;
-        `shared`: to be told what runs."""
+        `shared`: to be told what runs, where one micro-batch does so that its draws be learned."""
         self._groups = groups
         self._segments, self._sets, self._runners = segments, sets, runners
         self._hooks, self._choices, self._sums = hooks, choices, sums
@@ -74,27 +73,19 @@ class Passes:
     # Forward
 
     def forward(
-        self,
-        order: ForwardOrder,
-        *,
-        generators: Generators,
-        ledger: DrawLedger,
-        signatures: Sequence[Hashable],
+        self, *, generators: Generators, ledger: DrawLedger, signatures: Sequence[Hashable]
     ) -> None:
         """Run all micro-batches to their losses; with gradients, back through the last segment."""
         self._generators, self._ledger, self._signatures = generators, ledger, signatures
-        self._order = order
         self._predict_random_states()
         everyone = self._micro_batches
-        groups = [everyone] if order is ForwardOrder.LAYER_MAJOR else [[one] for one in everyone]
-        for group in groups:
-            for segment in self._segments:
-                self._visit_forward(segment, group)
+        for segment in self._segments:
+            self._visit_forward(segment)
         # Where the first group is: a rank without it is told by the one that has it.
         first = [one for one in everyone if self._group_of(one) == self._group_of(everyone[0])]
         generators.set_state(first[-1].random_state)
 
-    def _visit_forward(self, segment: Segment, group: Sequence[MicroBatch]) -> None:
+    def _visit_forward(self, segment: Segment) -> None:
         is_turn = segment is self._segments.last and self._sums is not None
         phase = Phase.TURN if is_turn else Phase.FORWARD
         self._hooks.before(segment.id, phase)
@@ -102,13 +93,12 @@ class Passes:
         if self._shared is not None:
             self._shared.begin_part(segment.id)
         with self._unhooked(segment), self._unchanged(segment):
-            for micro_batch in group:
+            for micro_batch in self._micro_batches:
                 if segment.kind is SegmentKind.BLOCK:
                     self._run_block(segment, micro_batch)
                 else:
                     self._run_rest(segment, micro_batch)
-        is_complete = is_turn and group[-1] is self._micro_batches[-1]
-        gradients = self._sums.finish(segment.id) if self._sums and is_complete else None
+        gradients = self._sums.finish(segment.id) if self._sums and is_turn else None
         self._hooks.after(segment.id, phase, gradients)
 
     def _run_block(self, segment: Segment, micro_batch: MicroBatch) -> None:
@@ -117,16 +107,16 @@ class Passes:
         call, micro_batch.call = micro_batch.call, None
         assert call is not None
         self._use_random_state(micro_batch)
-        is_recording = self._order is ForwardOrder.MICRO_BATCH_MAJOR
-        modes: list[TorchDispatchMode] = [DrawRecorder(micro_batch.draws)] if is_recording else []
+        modes = []
         if self._shared is not None:
-            modes.append(self._shared.mode())
+            modes = [DrawRecorder(micro_batch.draws), self._shared.mode()]
         with _told(f"in block {segment.name}, forward of micro-batch {micro_batch.index}"):
             micro_batch.reply, visit = self._runners[segment.id].forward(
                 call,
                 micro_batch=micro_batch.index,
                 choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
                 keys=micro_batch.keys,
+                attributes=micro_batch.attributes,
                 modes=modes,
             )
         if visit is not None:
@@ -186,11 +176,7 @@ class Passes:
         own = [(self._sets[segment.id], name) for name in segment.parameters]
         for parameters, name in (*own, *borrowed):
             if not parameters.has(name):
-                raise ScheduleError(
-                    f"segment {segment.name} is to run and {name} is not in place",
-                    why="`before` must bind every parameter a segment uses",
-                    remedy="bind them there",
-                )
+                raise bug(f"segment {segment.name} is to run and {name} is not in place")
 
     def _unchanged(self, segment: Segment) -> contextlib.AbstractContextManager[None]:
         owners = [(name, segment.id) for name in segment.parameters]
@@ -210,7 +196,7 @@ class Passes:
                 state = self._generators.state_of_group(begin, group, self._groups.step)
             micro_batch.random_state = micro_batch.random_state_first = state
             is_last = groups[micro_batch.index + 1] != group
-            if self._order is ForwardOrder.LAYER_MAJOR and not is_last:
+            if not is_last:
                 self._generators.set_state(state)
                 self._ledger.advance(signature)
                 state = micro_batch.random_state_expected = self._generators.state()
@@ -232,13 +218,10 @@ class Passes:
         expected = micro_batch.random_state_expected
         if expected is not None and not same_state(micro_batch.random_state, expected):
             self._refuse_draws(micro_batch)
-        if self._order is ForwardOrder.MICRO_BATCH_MAJOR:
+        if self._shared is not None:
             drawn = self._generators.drawn(micro_batch.random_state_first, micro_batch.random_state)
             signature = self._signatures[micro_batch.index]
             self._ledger.learn(signature, [*micro_batch.draws, *drawn])
-            for later in self._micro_batches[micro_batch.index + 1 :]:
-                if self._group_of(later) == self._group_of(micro_batch):
-                    later.random_state = later.random_state_first = micro_batch.random_state
 
     def _group_of(self, micro_batch: MicroBatch) -> int:
         return self._groups.of[micro_batch.index]

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from lohan.drive.activations.store import ActivationStore, BlockChoices, KeepStore, LiveKeys
+from lohan.drive.activations.store import ActivationStore, BlockChoices, LiveKeys
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.captured.graphs import Captures
 from lohan.drive.gradient_sums import GradientSums
-from lohan.drive.hooks import ForwardOrder, SegmentHooks, StepGroups
+from lohan.drive.hooks import SegmentHooks, StepGroups
 from lohan.drive.micro_batch import (
     BlockInterceptor,
     LossFunction,
@@ -27,7 +27,13 @@ from lohan.drive.micro_batch import (
 from lohan.drive.passes import Passes
 from lohan.drive.segment_map import SegmentMap
 from lohan.drive.surroundings.ambient import Ambient, memory_features_off
-from lohan.drive.surroundings.randomness import DrawLedger, Generators, draw_setting, signature_of
+from lohan.drive.surroundings.randomness import (
+    DrawLedger,
+    DrawRecorder,
+    Generators,
+    draw_setting,
+    signature_of,
+)
 from lohan.drive.watch.own_attributes import AttributeBook, OwnAttributes
 from lohan.drive.watch.shared_state import SharedState
 from lohan.drive.weights.offloaded import calls_allowed
@@ -54,8 +60,8 @@ class SegmentedModel:
         *,
         sets: Mapping[BlockId, ParameterSet],
         hooks: SegmentHooks,
+        store: ActivationStore,
         device: torch.device | str = "cpu",
-        store: ActivationStore | None = None,
         ledger: DrawLedger | None = None,
         captures: Captures | None = None,
         enter_thread: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
@@ -74,8 +80,13 @@ class SegmentedModel:
         self._is_first = True
         self._shared: SharedState | None = None
         captures = captures if captures is not None else Captures()
-        self._store = LiveKeys(store if store is not None else KeepStore())
+        self._store = LiveKeys(store)
         named = dict(model.named_parameters())
+        blocks = [model.get_submodule(block.name) for block in segments.blocks]
+        # Code outside the blocks is taken to change nothing inside of them but their attributes.
+        inside = {part for module in blocks for part in module.modules()} - set(blocks)
+        outside = {path: part for path, part in model.named_modules() if part not in inside}
+        self._modules = list(outside.values())
         self._runners = {
             block.id: BlockRunner(
                 block=block.id,
@@ -86,19 +97,16 @@ class SegmentedModel:
                 weights=self._weights,
                 parameters=[named[name] for name in block.used],
                 captures=captures,
+                outside=outside,
             )
             for block in segments.blocks
         }
-        # Code outside the blocks is taken to change nothing inside of them but their attributes.
-        runners = [runner.module for runner in self._runners.values()]
-        inside = {part for module in runners for part in module.modules()} - set(runners)
-        self._modules = [part for part in model.modules() if part not in inside]
         self._interceptor = BlockInterceptor(
             [block.name for block in segments.blocks],
-            [runner.module for runner in self._runners.values()],
+            blocks,
             self._weights,
             self._device_types,
-            [part for part in self._modules if part not in runners],
+            [part for part in self._modules if part not in blocks],
             segments.unused,
         )
 
@@ -109,7 +117,6 @@ class SegmentedModel:
         *,
         factors: Sequence[float] | None = None,
         choices: Mapping[BlockId, BlockChoices] | None = None,
-        order: ForwardOrder = ForwardOrder.LAYER_MAJOR,
         groups: StepGroups | None = None,
     ) -> list[torch.Tensor]:
         """Forward and backward of all micro-batches; returns their losses, each multiplied by its
@@ -119,8 +126,7 @@ class SegmentedModel:
         generators and the threads are as they were before, and nothing is left to stop.
 
         Raises:
-            DrawsUnknown: dropout in a batch shape not seen before; run the same step again with
-                `order=ForwardOrder.MICRO_BATCH_MAJOR`.
+            DrawsUnknown: random numbers in a batch shape not seen before; see `learn_draws`.
             ConfigError: the model does something that cannot be driven block by block.
         """
         self._refuse_gradients()
@@ -128,21 +134,16 @@ class SegmentedModel:
             micro_batches,
             loss_fn,
             choices or {},
-            order,
             has_gradients=True,
             factors=factors,
             groups=groups,
         )
 
     def evaluate(
-        self,
-        micro_batches: Sequence[Any],
-        loss_fn: LossFunction | None = None,
-        *,
-        order: ForwardOrder = ForwardOrder.LAYER_MAJOR,
+        self, micro_batches: Sequence[Any], loss_fn: LossFunction | None = None
     ) -> list[torch.Tensor]:
         """Losses only: the same forward without gradients. Raises as `step` does."""
-        return self._run(micro_batches, loss_fn, {}, order, has_gradients=False)
+        return self._run(micro_batches, loss_fn, {}, has_gradients=False)
 
     def unknown_batches(
         self, micro_batches: Sequence[Any], loss_fn: LossFunction | None = None
@@ -176,7 +177,7 @@ class SegmentedModel:
         self.is_learning_draws, self._shared = True, shared
         try:
             with left_as_found(self.model, loss_fn):
-                self._run([batch], loss_fn, {}, ForwardOrder.MICRO_BATCH_MAJOR, has_gradients=False)
+                self._run([batch], loss_fn, {}, has_gradients=False)
                 shared.refuse_mixed()
         except RuntimeError as error:
             error.add_note(
@@ -196,7 +197,6 @@ class SegmentedModel:
         batches: Sequence[Any],
         loss_fn: LossFunction | None,
         choices: Mapping[BlockId, BlockChoices],
-        order: ForwardOrder,
         *,
         has_gradients: bool,
         factors: Sequence[float] | None = None,
@@ -212,7 +212,7 @@ class SegmentedModel:
             partial(weighted_loss, self.model, batch, loss_fn, factor)
             for batch, factor in zip(batches, factors or [1.0] * len(batches), strict=True)
         ]
-        micro_batches = self._micro_batches(losses, order, has_gradients)
+        micro_batches = self._micro_batches(losses, has_gradients)
         groups = groups or StepGroups(of=(0,) * len(batches))
         sums = GradientSums(self._sets, self._hooks.gradient_buffer, groups.count)
         for runner in self._runners.values():
@@ -232,7 +232,7 @@ class SegmentedModel:
         )
         self._is_first = self._is_first and not (has_gradients or self.is_learning_draws)
         signatures: list[Hashable] = [None] * len(batches)
-        if len(batches) > 1 or order is ForwardOrder.MICRO_BATCH_MAJOR:
+        if len(batches) > 1 or self._shared is not None:
             # One that is alone is neither predicted nor learned, and the walk takes a while.
             setting = draw_setting(self.model, loss_fn)
             signatures = [signature_of(batch, setting) for batch in batches]
@@ -245,18 +245,13 @@ class SegmentedModel:
             stack.enter_context(memory_features_off(self.model))
             stack.enter_context(self._interceptor.installed())
             stack.enter_context(self._gradient_hooks(passes.on_gradient))
-            passes.forward(
-                order, generators=self._generators, ledger=self._ledger, signatures=signatures
-            )
+            passes.forward(generators=self._generators, ledger=self._ledger, signatures=signatures)
             if has_gradients:
                 passes.backward()
         return passes.losses
 
     def _micro_batches(
-        self,
-        losses: list[Callable[[], torch.Tensor]],
-        order: ForwardOrder,
-        has_gradients: bool,
+        self, losses: list[Callable[[], torch.Tensor]], has_gradients: bool
     ) -> list[MicroBatch]:
         with torch.set_grad_enabled(has_gradients):
             ambient = Ambient.here(self._device_types)
@@ -272,12 +267,19 @@ class SegmentedModel:
                 interceptor=self._interceptor,
                 enter_thread=self._enter_thread,
                 num_threads=num_threads,
-                records_draws=order is ForwardOrder.MICRO_BATCH_MAJOR,
-                modes=[self._shared.mode()] if self._shared is not None else [],
+                modes=self._learning_modes(micro_batch),
             )
 
         book = AttributeBook(self._modules, len(losses))
         return [MicroBatch(index, body, OwnAttributes(book, index)) for index in range(len(losses))]
+
+    def _learning_modes(
+        self, micro_batch: MicroBatch
+    ) -> list[contextlib.AbstractContextManager[Any]]:
+        """Where its draws are to be learned: what looks at every operator of the model."""
+        if self._shared is None:
+            return []
+        return [DrawRecorder(micro_batch.draws), self._shared.mode()]
 
     @contextlib.contextmanager
     def _tidy(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:

@@ -149,7 +149,7 @@ def _attach(
                     traced.shape(sizes, steps or [None]),
                     sizes,
                     policy=options.policy,
-                    machine=machine if peers.num_ranks == 1 else as_used(machine),
+                    machine=as_used(machine),
                     budgets=budgets,
                     layout=layout,
                     clips_gradients=waits_for_norm,
@@ -161,7 +161,6 @@ def _attach(
 
         states_bytes = options.num_slots * layout.slot_bytes() + layout.frozen_bytes()
         planned = None
-        planned_for = known.machine if known.measure is None else None
         if options.largest_step or known.measure is not None or first.run is None:
             options.tell(
                 "checking that the largest step fits" if options.largest_step else "planning"
@@ -178,9 +177,8 @@ def _attach(
             if not peers.is_first:
                 known = replace(known, machine=machine)
         if options.on_planned is not None and options.largest_step:
-            used = as_used(known.machine)
-            if used != planned_for and peers.num_ranks == 1:
-                planned = plan(used, budgets)
+            if peers.num_ranks == 1:
+                planned = plan(known.machine, budgets)  # known already where it is the same
             assert planned is not None, "the largest step fits"
             options.on_planned(
                 replace(

@@ -16,7 +16,7 @@ from lohan.device.device import Device
 from lohan.drive import Phase, SegmentGradients
 from lohan.engine.planning.plan_memory import area_slack_bytes
 from lohan.engine.planning.plan_run import PlannedRun
-from lohan.errors import ScheduleError
+from lohan.errors import ScheduleError, bug
 from lohan.lanes.activation_moves import AREA_POOLS, SwappedActivations
 from lohan.lanes.executor import LaneExecutor
 from lohan.lanes.gradient_moves import GradientMoves
@@ -204,10 +204,8 @@ class StepDriver:
                 break
             self._pass_over(first)
         if not self._tasks:
-            raise ScheduleError(
-                f"the model visits {self._names[block]} for {kind}, which the schedule has passed",
-                why="model and schedule go through the same segments in the same order",
-                remedy="report this; it is a mistake of lohan",
+            raise bug(
+                f"the model visits {self._names[block]} for {kind}, which the schedule has passed"
             )
 
     def _pass_over(self, task: Task) -> None:

@@ -117,8 +117,13 @@ class Engine:
         self.optimizer.note_step()
         return result
 
-    def prepare(self, micro_batches: Sequence[Any]) -> None:
+    def prepare(self, micro_batches: Sequence[Any], *, may_shrink: bool = False) -> None:
         """Plan for steps up to this size before the first one is taken. Nothing is computed.
+
+        Args:
+            micro_batches: of the largest step.
+            may_shrink: plan anew, too, where the plan in use is for larger batches, as of an
+                evaluation.
 
         Raises:
             ConfigError: bad input, or a model that cannot be driven block by block.
@@ -126,7 +131,7 @@ class Engine:
         """
         self._refuse_if_over()
         batches = self._setup.on_device(micro_batches)
-        self._plan_for(batches, covering_sizes(self._setup, batches))
+        self._plan_for(batches, covering_sizes(self._setup, batches), may_shrink=may_shrink)
 
     def evaluate(self, batches: Sequence[Any], loss_fn: LossFunction | None = None) -> list[float]:
         """Losses of batches, without gradients. `model.eval()` is the caller's. Among ranks, of
@@ -256,6 +261,11 @@ class Engine:
         return Sealed.of(self._setup.store.sealed)
 
     @property
+    def due_bytes(self) -> int:
+        """What a seal would write now, once updates are finished: states that live in RAM."""
+        return self._setup.store.due_bytes
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in use; None before the first step."""
         return self._running.planned.plan if self._running is not None else None
@@ -270,6 +280,11 @@ class Engine:
         """Most held at once on the device; None where it computes in main memory."""
         device = self._setup.device
         return None if device.shares_ram else device.peak_bytes
+
+    @property
+    def gpu_reserved_bytes(self) -> int | None:
+        """Most that the device's allocator had at once for that; None where it has no more."""
+        return self._setup.device.reserved_peak_bytes
 
     @property
     def prediction(self) -> SimulatedStep | None:
@@ -340,12 +355,17 @@ class Engine:
 
     # Plans -------------------------------------------------------------------------------------
 
-    def _plan_for(self, batches: list[Any], sizes: BatchSizes) -> RunningPlan:
+    def _plan_for(
+        self, batches: list[Any], sizes: BatchSizes, *, may_shrink: bool = False
+    ) -> RunningPlan:
         """`sizes` cover the batches, those of all ranks; the first of these plans for all."""
         if self._running is not None:
-            if self._running.planned.sizes.covers(sizes):
+            known = self._running.planned.sizes
+            if may_shrink:
+                sizes = replace(sizes, is_padded=sizes.is_padded or known.is_padded)
+            if known == sizes or (known.covers(sizes) and not may_shrink):
                 return self._running
-            sizes = self._running.planned.sizes.with_room_for(sizes)
+            sizes = sizes if may_shrink else known.with_room_for(sizes)
             with self._failing_for_good():
                 finish_updates(self._running)
         (setup := self._setup).options.tell(f"planning for {sizes}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lohan.drive.watch.label_watch import IGNORED_LABEL
+from lohan.engine.planning.label_watch import IGNORED_LABEL
 from lohan.errors import ConfigError
 
 _FIRST_SCALE = 2.0**16

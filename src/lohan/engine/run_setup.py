@@ -319,7 +319,7 @@ def take_model_out(
         },
     )
     for own in sets.values():
-        own.take_out(target)
+        own.release(target)
     refuse_calls(model, [model.get_submodule(block.name) for block in segments.blocks])
     return sets
 

@@ -14,6 +14,7 @@ Nothing is decided here: the plan has. Called by the engine, on the main thread.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from lohan.device.device import Device
 from lohan.drive import LossFunction
 from lohan.engine.loss import counted_losses, num_tokens
 from lohan.engine.planning.predicting import Predictions
@@ -35,6 +37,9 @@ from lohan.parallel.peers import in_turn
 from lohan.simulate.bottleneck import bottleneck_words
 from lohan.simulate.learned import work_seconds
 from lohan.vocabulary import PoolName
+
+_SWITCH_SECONDS = 0.0005
+"""A tenth of Python's own; a lane thread holds its lock for far less, most of the time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +65,8 @@ def take_step(
     started, traffic_before = time.perf_counter(), running.counters
     books.load.begin(started)
 
-    losses = _run(setup, running, record, batches, dealt, loss_fn)
+    with _prompt_launches(setup.device):
+        losses = _run(setup, running, record, batches, dealt, loss_fn)
     everybody = setup.peers.share(
         (
             dealt.as_given(counted_losses(losses, dealt.shares, record.loss_scale)),
@@ -86,6 +92,19 @@ def take_step(
         load=(busy, bottleneck_words(work, seconds, planned.machine)),
         predicted_seconds=predicted_seconds,
     )
+
+
+@contextlib.contextmanager
+def _prompt_launches(device: Device) -> Iterator[None]:
+    """Where the host launches ahead of the device, other threads give Python's lock up sooner: the
+    launching thread waits for it while the device may run out of work."""
+    before = sys.getswitchinterval()
+    if device.queue is not None:
+        sys.setswitchinterval(min(before, _SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _run(

@@ -15,7 +15,7 @@ import torch
 from lohan.device.device import Device, Event
 from lohan.device.memory import DeviceMemory
 from lohan.drive.activations.store import ENTRY_ORDINAL, SIDE_ORDINAL, ActivationKey
-from lohan.errors import ScheduleError
+from lohan.errors import bug
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.weight_map import DEVICE_ALIGNMENT_BYTES
 from lohan.lanes.weight_moves import RamSpan, over
@@ -304,10 +304,8 @@ class SwappedActivations:
         while self._moving:
             self._compute_after_oldest()
         if len(self) or self._back or self._areas:
-            raise ScheduleError(
-                f"{len(self)} activations and {len(self._areas)} areas were left after a step",
-                why="their memory would never be free again",
-                remedy="report this; it is a mistake of lohan",
+            raise bug(
+                f"{len(self)} activations and {len(self._areas)} areas were left after a step"
             )
 
     def clear(self) -> None:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self
 
 from lohan.device.device import ComputeQueue
-from lohan.errors import HardwareError, ScheduleError
+from lohan.errors import HardwareError, LohanError, bug
 from lohan.lanes.launched import Launch, Launched
 from lohan.schedule.ready import Ready
 from lohan.schedule.task import Lease, Move, Pool, Task
@@ -373,16 +373,8 @@ class LaneExecutor:
         if self._failure is not None:
             raise self._failure
         if self._is_closing:
-            raise ScheduleError(
-                "the lanes are closed",
-                why="nothing runs after close",
-                remedy="make a new engine",
-            )
+            raise bug("the lanes are closed, and were given more to do")
 
     @staticmethod
-    def _refused(what: str, task: Task) -> ScheduleError:
-        return ScheduleError(
-            f"{task.name} (task {task.id} of step {task.step}) cannot be run now: {what}",
-            why="a lane runs known tasks, each once, and the main thread its own in their order",
-            remedy="report this schedule; it is a mistake of lohan",
-        )
+    def _refused(what: str, task: Task) -> LohanError:
+        return bug(f"{task.name} (task {task.id} of step {task.step}) cannot be run now: {what}")

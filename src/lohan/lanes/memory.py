@@ -3,6 +3,12 @@
 Owns host buffers (page-aligned, pinned for the device) and which lease holds which memory. When a
 lease may be taken is the schedule's business (`executor`); here a lease that finds no room is a
 mistake and an error. Called by the actions of lanes, on their threads.
+
+Note "One piece". Pinning takes a driver about a second for a few GiB, and holds up what others ask
+of it. So where the device copies, all of the budget is taken and pinned before the first step, and
+buffers are parts of that. Parts of many sizes may leave holes in which a buffer does not fit though
+there is room for it in all: it is made by itself then, beside the piece, and pinned on its lane. So
+is every buffer where the system does not pin the piece.
 """
 
 import threading
@@ -10,7 +16,7 @@ from collections.abc import Callable
 
 from lohan.device.device import Device
 from lohan.device.memory import DeviceMemory
-from lohan.errors import HardwareError, ScheduleError
+from lohan.errors import HardwareError, bug
 from lohan.schedule.task import Lease
 from lohan.ssd import ALIGNMENT_BYTES, Buffer, BufferPool
 from lohan.units import format_bytes
@@ -34,8 +40,36 @@ def try_to_pin(
     return True
 
 
+class _Holes:
+    """Which bytes of one piece of memory are free. Called with the lock of `RamMemory` held."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes_at = {0: nbytes} if nbytes else {}
+
+    def take(self, nbytes: int) -> int | None:
+        """Where so many bytes are, in the smallest hole that has them; None if none has."""
+        fitting = [(size, at) for at, size in self._nbytes_at.items() if size >= nbytes]
+        if not fitting:
+            return None
+        size, at = min(fitting)
+        del self._nbytes_at[at]
+        if size > nbytes:
+            self._nbytes_at[at + nbytes] = size - nbytes
+        return at
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        """These are free again, and one hole with what is free beside them."""
+        nbytes += self._nbytes_at.pop(at + nbytes, 0)
+        for before, size in self._nbytes_at.items():
+            if before + size == at:
+                at, nbytes = before, size + nbytes
+                break
+        self._nbytes_at[at] = nbytes
+
+
 class RamMemory:
-    """Aligned main memory within one budget; freed buffers wait for the next of their size.
+    """Aligned main memory within one budget: parts of one piece, or buffers that wait for the next
+    of their size once they are freed. See note "One piece".
 
     Runs on: any thread. May block: for as long as new pages take to exist.
     """
@@ -54,11 +88,21 @@ class RamMemory:
         self._pool = BufferPool(name="schedule buffers", slot_bytes=1, num_slots=0)
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Buffer]] = {}
-        self._waiting_bytes = 0
         self._in_use_bytes = 0
+        self._held_bytes = 0
         self._peak_bytes = 0
         self._pinned: set[int] = set()
         self._is_closed = False
+        self._piece: Buffer | None = None
+        if not device.shares_ram and budget_bytes > 0:
+            piece = self._make(whole_pages(budget_bytes), on_refused=lambda _: None)
+            if piece.address in self._pinned:
+                self._piece = piece
+            else:
+                self._let_go(piece)
+        self._holes = _Holes(self._piece.nbytes if self._piece is not None else 0)
+        self._places: dict[int, int] = {}
+        """Where in the piece leased parts are, by address."""
 
     @property
     def in_use_bytes(self) -> int:
@@ -79,30 +123,37 @@ class RamMemory:
         nbytes = whole_pages(max(1, nbytes))
         with self._lock:
             if self._in_use_bytes + nbytes > self.budget_bytes:
-                raise ScheduleError(
+                raise bug(
                     f"{format_bytes(nbytes)} of RAM were asked for with "
                     f"{format_bytes(self._in_use_bytes)} of {format_bytes(self.budget_bytes)} in "
-                    "use",
-                    why="pools are sized so that leases always fit",
-                    remedy="report this; it is a mistake of lohan",
+                    "use"
                 )
             self._in_use_bytes += nbytes
+            place = self._holes.take(nbytes)
+            if place is not None:
+                assert self._piece is not None
+                part = self._pool.part_of(self._piece, place, nbytes)
+                self._places[part.address] = place
+                return part
             alike = self._waiting.get(nbytes)
             if alike:
-                self._waiting_bytes -= nbytes
                 return alike.pop()
-            gone = self._evict(self._in_use_bytes + self._waiting_bytes - self.budget_bytes)
-            held = self._in_use_bytes + self._waiting_bytes
-            self._peak_bytes = max(self._peak_bytes, held)
+            gone = self._evict(self._held_bytes + nbytes - self.budget_bytes)
         for buffer in gone:
             self._let_go(buffer)
         try:
-            buffer = self._pool.allocate(nbytes)
+            return self._make(nbytes, self._on_refused_pin)
         except BaseException:
             with self._lock:
                 self._in_use_bytes -= nbytes
             raise
-        if try_to_pin(self._device, buffer.address, nbytes, self._on_refused_pin):
+
+    def _make(self, nbytes: int, on_refused: Callable[[HardwareError], None]) -> Buffer:
+        buffer = self._pool.allocate(nbytes)
+        with self._lock:
+            self._held_bytes += nbytes
+            self._peak_bytes = max(self._peak_bytes, self._held_bytes)
+        if try_to_pin(self._device, buffer.address, nbytes, on_refused):
             with self._lock:
                 self._pinned.add(buffer.address)
         return buffer
@@ -111,7 +162,11 @@ class RamMemory:
         """Give a buffer back."""
         with self._lock:
             self._in_use_bytes -= buffer.nbytes
-            self._waiting_bytes += buffer.nbytes
+            place = self._places.pop(buffer.address, None)
+            if place is not None:
+                self._holes.give_back(place, buffer.nbytes)
+                self._pool.take_back(buffer)
+                return
             self._waiting.setdefault(buffer.nbytes, []).append(buffer)
 
     def close(self) -> None:
@@ -121,6 +176,7 @@ class RamMemory:
                 return
             self._is_closed = True
             gone = [buffer for alike in self._waiting.values() for buffer in alike]
+            gone += [self._piece] if self._piece is not None else []
             self._waiting.clear()
         for buffer in gone:
             self._let_go(buffer)
@@ -133,11 +189,11 @@ class RamMemory:
             while alike and nbytes > 0:
                 gone.append(alike.pop())
                 nbytes -= size
-                self._waiting_bytes -= size
         return gone
 
     def _let_go(self, buffer: Buffer) -> None:
         with self._lock:
+            self._held_bytes -= buffer.nbytes
             is_pinned = buffer.address in self._pinned
             self._pinned.discard(buffer.address)
         if is_pinned:
@@ -191,14 +247,10 @@ class LeaseBook:
             self._held.setdefault((lease.pool, lease.key), memory)
         if is_taken:
             self._free(memory)
-            raise ScheduleError(
-                f"the lease {lease.key} of pool {lease.pool} has memory already",
-                why="it would be lost",
-                remedy="report this; it is a mistake of lohan",
-            )
+            raise bug(f"the lease {lease.key} of pool {lease.pool} has memory already")
 
     def _free(self, memory: Buffer | DeviceMemory) -> None:
         if isinstance(memory, DeviceMemory):
-            self.device.free(memory)
+            self.device.free(memory, is_idle=True)  # a lease ends when the device is done with it
         else:
             self.host.free(memory)

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from lohan.errors import ScheduleError
+from lohan.errors import bug
 from lohan.lanes.gradient_moves import GradientMoves
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.step_record import KernelCall, StepRecord
@@ -156,11 +156,9 @@ class Updates:
         """The first piece takes what all need and the last gives it back."""
         key = (task.block, task.step)
         if number != self._num_begun.get(key, 0):
-            raise ScheduleError(
+            raise bug(
                 f"piece {number + 1} of {count} of the update of block {task.block} in step "
-                f"{task.step} came out of turn",
-                why="the gradient and the new weights belong to all pieces, from first to last",
-                remedy="report this schedule; it is a mistake of lohan",
+                f"{task.step} came out of turn"
             )
         self._num_begun[key] = number + 1
         if number == count - 1:

@@ -16,7 +16,7 @@ import torch
 from lohan.device.device import Device
 from lohan.device.memory import DeviceMemory
 from lohan.drive.weights.parameter_views import ParameterSet
-from lohan.errors import ScheduleError
+from lohan.errors import bug
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.weight_map import SegmentWeights, WeightPiece, position_cuts
 from lohan.parallel.exchange import GatheredWeights, WeightRange
@@ -208,11 +208,7 @@ class WeightMoves:
             return resident, piece.in_part.offset_bytes
         if piece.owner in self._fresh:
             return self._fresh[piece.owner][1], piece.in_part.offset_bytes
-        raise ScheduleError(
-            f"{piece.part} of block {piece.owner} is needed and not in RAM",
-            why="its read must come before the copy",
-            remedy="report this schedule; it is a mistake of lohan",
-        )
+        raise bug(f"{piece.part} of block {piece.owner} is copied before it was read to RAM")
 
     def _hand_over(
         self, task: Task, flight: _InFlight, weights: SegmentWeights, lease: Lease

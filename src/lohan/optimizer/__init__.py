@@ -6,13 +6,13 @@ import it.
 """
 
 from lohan.optimizer.adamw import PlainState, SplitState, update_plain, update_split
+from lohan.optimizer.conversion import convert
 from lohan.optimizer.gradient_norm import (
     LEAF_ELEMENTS,
     combine_leaf_sums,
     num_leaves,
     sum_of_squares,
 )
-from lohan.optimizer.masters import convert, join_masters, split_masters
 from lohan.optimizer.memory import MemoryRange, NumberFormat, available_isas
 from lohan.optimizer.settings import (
     AdamWSettings,
@@ -33,10 +33,8 @@ __all__ = [
     "available_isas",
     "combine_leaf_sums",
     "convert",
-    "join_masters",
     "num_leaves",
     "prepare_step",
-    "split_masters",
     "sum_of_squares",
     "update_plain",
     "update_split",

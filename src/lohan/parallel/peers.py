@@ -41,7 +41,9 @@ class Peers:
 
     def __init__(self) -> None:
         """Alone. With others: `join`."""
-        self.rank, self.num_ranks, self.num_here = 0, 1, 1
+        self.rank, self.num_ranks = 0, 1
+        self.num_here, self.place_here = 1, 0
+        """Ranks on this machine, and how many of them come before this one."""
         self.sent_bytes = 0
         """What this rank has sent for weights and gradients."""
         self._words: Any = None
@@ -85,6 +87,7 @@ class Peers:
         peers._tensors = peers._met("making the group of all ranks", make)
         hosts = peers.share(socket.gethostname(), what="the names of machines")
         peers.num_here = hosts.count(hosts[peers.rank])
+        peers.place_here = hosts[: peers.rank].count(hosts[peers.rank])
         return peers
 
     @property

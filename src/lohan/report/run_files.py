@@ -12,7 +12,8 @@ a report looks. The files, in OUT/_lohan (in OUT itself, where an older release 
     machine.json           `Machine.to_json`
     summary.json           written when a run ends; used, where they are there: model, data,
                            ended, num_steps, max_steps, seconds, read_bytes, written_bytes,
-                           peak_bytes (by tier), process_peak_bytes, versions (by name)
+                           peak_bytes (by tier), gpu_reserved_bytes, process_peak_bytes,
+                           versions (by name)
 
 Bytes and seconds in the log are those of one step, at the step they are logged for.
 """

@@ -73,6 +73,7 @@ class Clock:
         self._tasks = schedule.tasks
         self._is_ssd_duplex = machine.ssd_path.is_duplex
         self._interference = rates.copy_interference
+        self._shares_cores = machine.gpu.is_processor
         self._work = [durations.of(task) for task in self._tasks]
         self._ready = Ready(schedule.pools)
         self._ready.add(self._tasks)
@@ -174,7 +175,11 @@ class Clock:
         if not self._is_ssd_duplex and Lane.SSD_READ in running and Lane.SSD_WRITE in running:
             # Simplex drives take turns: each direction has the drives half of the time.
             speeds[Lane.SSD_READ] = speeds[Lane.SSD_WRITE] = 0.5
-        if self._interference and Lane.GPU in running:
+        if self._shares_cores:
+            if Lane.GPU in running and Lane.CPU in running:
+                # One processor computes and updates, each on all cores: they take turns.
+                speeds[Lane.GPU] = speeds[Lane.CPU] = 0.5
+        elif self._interference and Lane.GPU in running:
             copies = (Lane.GPU_TO_RAM in running) + (Lane.RAM_TO_GPU in running)
             speeds[Lane.GPU] = 1.0 - self._interference * copies
         return speeds

@@ -7,7 +7,8 @@ Called by `learned`, and by whoever has a trace of a run.
 
 Note "Shared links". A task that shares its link takes longer than the link needs for it, and the
 simulator knows that. So time on a simplex SSD path counts half while both directions are busy, and
-compute counts less while copies take their share of the GPU, exactly as `clock.py` has it.
+compute counts less while copies take their share of the GPU, exactly as `clock.py` has it; where
+the processor computes, it counts half while updates have the cores too, and they do.
 """
 
 import math
@@ -33,6 +34,7 @@ _LEAST_COMPUTE_SHARE = 0.1
 
 _SSD_LANES = (Lane.SSD_READ, Lane.SSD_WRITE)
 _COPY_LANES = (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
+_CORE_LANES = (Lane.GPU, Lane.CPU)
 DEFAULT_RATES = DrivingRates()
 
 
@@ -153,6 +155,11 @@ def lost_seconds(
     """Time in which the lane worked for nothing, because others had their share."""
     if lane in _SSD_LANES and not machine.ssd_path.is_duplex:
         other = _SSD_LANES[1 - _SSD_LANES.index(lane)]
+        return overlap_seconds(own, busy[other]) / 2
+    if machine.gpu.is_processor:
+        if lane not in _CORE_LANES:
+            return 0.0
+        other = _CORE_LANES[1 - _CORE_LANES.index(lane)]
         return overlap_seconds(own, busy[other]) / 2
     if lane is Lane.GPU:
         shared = sum(overlap_seconds(own, busy[copies]) for copies in _COPY_LANES)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lohan.errors import ScheduleError, StorageError
+from lohan.errors import StorageError, bug
 from lohan.ssd import (
     ALIGNMENT_BYTES,
     CHUNK_BYTES,
@@ -110,13 +110,9 @@ class SwapFile:
         with self._lock:
             held = self._pool.in_use_bytes
             if self._budget_bytes is not None and held + rounded > self._budget_bytes:
-                raise ScheduleError(
+                raise bug(
                     f"a buffer of {format_bytes(rounded)} for an activation was asked for with "
-                    f"{format_bytes(held)} of {format_bytes(self._budget_bytes)} in use",
-                    why="leasing never waits: the schedule has to order a lease after what makes "
-                    "room for it",
-                    remedy="plan more RAM for activations or add the missing dependency; this is "
-                    "a mistake in lohan",
+                    f"{format_bytes(held)} of {format_bytes(self._budget_bytes)} in use"
                 )
             buffer = self._pool.allocate(rounded)
             self._buffers.add(buffer)
@@ -148,11 +144,7 @@ class SwapFile:
         checked_memory(str(key), memory, offset_bytes, _whole_pages(nbytes))
         with self._lock:
             if key in self._extents:
-                raise ScheduleError(
-                    f"{key} was put twice",
-                    why="the first one would be lost",
-                    remedy="drop it first; this is a mistake in lohan",
-                )
+                raise bug(f"{key} was put twice")
             extent = self._file.allocate(nbytes)
             self._extents[key] = extent, nbytes
         try:
@@ -222,13 +214,6 @@ class SwapFile:
             self._file.free(extent)
             del self._extents[key]
 
-    def drop_step(self, step: int) -> None:
-        """Forget all outputs of a step: its room is free for the next one."""
-        with self._lock:
-            keys = [key for key in self._extents if key.step == step]
-        for key in keys:
-            self.drop(key)
-
     def close(self) -> None:
         """Finish what was started, delete the file, take all buffers back. Twice is fine."""
         self._file.close(should_delete=True)
@@ -241,11 +226,7 @@ class SwapFile:
 
     def _find(self, key: SwapKey) -> tuple[Extent, int]:
         if key not in self._extents:
-            raise ScheduleError(
-                f"{key} was asked for",
-                why="it was never put, or was dropped",
-                remedy="put before get, drop after the last one; this is a mistake in lohan",
-            )
+            raise bug(f"{key} was asked for, but was never put, or was dropped")
         return self._extents[key]
 
     def _ticket(

@@ -19,7 +19,7 @@ class JoinedStates:
     """The stores of all ranks of a run, in their order, of one seal."""
 
     def __init__(self, stores: Sequence[StateStore]) -> None:
-        self._stores = stores
+        self._stores, self.num_ranks = stores, len(stores)
 
     @property
     def sealed(self) -> Manifest:
@@ -43,10 +43,16 @@ class JoinedStates:
             for part in block.parts
         )
 
+    @property
+    def trained(self) -> frozenset[str]:
+        """The tensors that have states."""
+        entries = [e for one in self._stores for b in one.layout.blocks for e in b.tensors]
+        return frozenset(entry.name for entry in entries if entry.is_trainable)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every tensor; of several ranks its number of elements, which is all they know."""
         entries = [e for one in self._stores for b in one.layout.blocks for e in b.tensors]
-        if len(self._stores) == 1:
+        if self.num_ranks == 1:
             return {entry.name: entry.shape for entry in entries}
         sizes: Counter[str] = Counter()
         for entry in entries:
@@ -55,7 +61,7 @@ class JoinedStates:
 
     def masters(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor's name and fp32 master, streaming; of several ranks without its shape."""
-        if len(self._stores) == 1:
+        if self.num_ranks == 1:
             yield from self._stores[0].masters(are_frozen_wanted=are_frozen_wanted)
             return
         with contextlib.ExitStack() as stack:

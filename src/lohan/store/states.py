@@ -25,7 +25,13 @@ from lohan.store.format.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.initial import Moments, fill_states, verify_fill
 from lohan.store.masters import read_masters, read_moments
 from lohan.store.seals.manifest import Manifest
-from lohan.store.seals.sealing import Agree, SealBook, verifiable_homes, verify_homes
+from lohan.store.seals.sealing import (
+    Agree,
+    SealBook,
+    due_residents,
+    verifiable_homes,
+    verify_homes,
+)
 from lohan.store.whole_store import WholeStoreTurn
 from lohan.vocabulary import BlockId
 
@@ -67,6 +73,13 @@ class StateStore:
     def counters(self) -> StoreCounters:
         """SSD traffic so far."""
         return self._file.tally.counters
+
+    @property
+    def due_bytes(self) -> int:
+        """What a seal would write now: parts in RAM that have changed."""
+        with self._lock:
+            due = due_residents(self._residents, self._slots)
+            return sum(buffer.nbytes for _, buffer in due)
 
     @property
     def ram_held_bytes(self) -> int:

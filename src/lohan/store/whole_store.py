@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from lohan.errors import ScheduleError
+from lohan.errors import bug
 from lohan.vocabulary import BlockId
 
 
@@ -28,11 +28,7 @@ class WholeStoreTurn:
         """
         with self._lock:
             if self._holder is not None:
-                raise ScheduleError(
-                    f"{what} began during {self._holder}",
-                    why="a seal changes which bytes are never written; only one can go by that",
-                    remedy="order them one after the other; this is a mistake in lohan",
-                )
+                raise bug(f"{what} began during {self._holder}")
             self._holder, self._is_barring_updates = what, should_bar_updates
         try:
             yield
@@ -48,8 +44,4 @@ class WholeStoreTurn:
         """
         with self._lock:
             if self._is_barring_updates:
-                raise ScheduleError(
-                    f"an update of block {block} began during {self._holder}",
-                    why="it would find a mix of two steps",
-                    remedy="order the update after it; this is a mistake in lohan",
-                )
+                raise bug(f"an update of block {block} began during {self._holder}")

@@ -262,6 +262,7 @@ def _refuse_full(out: pathlib.Path, source: Any, config: TrainConfig, args: Any)
         sum(math.prod(shape) for shape in source.parameters.values()),
         num_steps=max(0, args.max_steps),
         archive_steps=config.offload.archive_steps,
+        save_model_steps=config.offload.save_model_steps,
         save_total_limit=args.save_total_limit,
         num_models=2 if args.load_best_model_at_end else 1,
     )

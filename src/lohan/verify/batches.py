@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lohan.drive.watch.label_watch import IGNORED_LABEL
+from lohan.engine.planning.label_watch import IGNORED_LABEL
 from lohan.model.inputs import inputs_for
 
 MakeBatch = Callable[[int], dict[str, Any]]

@@ -18,7 +18,7 @@ from torch import nn
 
 from lohan.drive.micro_batch import loss_of
 from lohan.drive.surroundings.randomness import Generators
-from lohan.drive.watch.label_watch import IGNORED_LABEL
+from lohan.engine.planning.label_watch import IGNORED_LABEL
 from lohan.optimizer import combine_leaf_sums, num_leaves, reference, sum_of_squares
 from lohan.optimizer.settings import StepScalars, prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale

@@ -140,8 +140,15 @@ TORCH_LIBRARY(testgpu, m) {
   });
   m.def("set_delay(int stream, int microseconds) -> ()",
         [](int64_t stream, int64_t us) { worker(stream).delay_us = us; });
+  m.def("set_rate(int stream, float bytes_per_second) -> ()",
+        [](int64_t stream, double rate) { worker(stream).bytes_per_second = rate; });
+  m.def("pace(int stream, int nanoseconds) -> ()",
+        [](int64_t stream, int64_t ns) { worker(stream).pace(ns); });
+  m.def("take_gaps(int stream) -> float[]",
+        [](int64_t stream) { return worker(stream).take_gaps(); });
   m.def("set_limit(int nbytes) -> ()", [](int64_t n) { allocator().set_limit(n); });
   m.def("set_asynchronous(bool is_on) -> ()", [](bool on) { is_asynchronous = on; });
+  m.def("set_unordered(bool is_on) -> ()", [](bool on) { is_unordered = on; });
   m.def("set_poison(bool is_on) -> ()", [](bool on) { poisons = on; });
   m.def("hold(int stream) -> ()", [](int64_t stream) {
     auto gate = std::make_shared<Point>();

@@ -26,6 +26,18 @@ const at::Tensor& resize_(
   return self;
 }
 
+/// Queues a copy between the sides, at the rate its stream was given.
+void launch_copy(at::Tensor to, at::Tensor from) {
+  const double rate = worker(current_stream).bytes_per_second;
+  launch([to, from, rate]() mutable {
+    const auto began = std::chrono::steady_clock::now();
+    to.copy_(from);
+    if (rate > 0)
+      std::this_thread::sleep_until(
+          began + std::chrono::nanoseconds(static_cast<int64_t>(1e9 * to.nbytes() / rate)));
+  });
+}
+
 at::Tensor copy_from(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) {
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   if (is_here(src) && is_here(dst)) {
@@ -38,11 +50,10 @@ at::Tensor copy_from(const at::Tensor& src, const at::Tensor& dst, bool non_bloc
       is_pinned(host.const_data_ptr(), host.nbytes());
   if (is_upward) {
     // Pageable memory is staged: it has been read when this returns. Pinned memory is read later.
-    auto from = is_direct ? as_cpu(src) : src.clone();
-    launch([to = as_cpu(dst), from]() mutable { to.copy_(from); });
+    launch_copy(as_cpu(dst), is_direct ? as_cpu(src) : src.clone());
     if (!non_blocking) drain_current();
   } else if (is_direct && non_blocking) {
-    launch([to = as_cpu(dst), from = as_cpu(src)]() mutable { to.copy_(from); });
+    launch_copy(as_cpu(dst), as_cpu(src));
   } else {
     drain_current();
     auto to = dst;

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 namespace testgpu {
@@ -61,8 +62,35 @@ class Worker {
   std::shared_ptr<struct Point> gate;  // what the stream is held at, if it is
   std::atomic<int64_t> num_jobs{0};
   std::atomic<int64_t> busy_us{0};  // at kernels and copies, not at waiting
+  std::atomic<double> bytes_per_second{0};  // of copies between the sides; 0: as they come
+
+  /// The work since the last call takes at least so long, as if the device were no faster.
+  void pace(int64_t nanoseconds) {
+    put([this, nanoseconds] {
+      if (!piece_began_ && nanoseconds == 0) return;
+      const auto began = piece_began_.value_or(std::chrono::steady_clock::now());
+      std::this_thread::sleep_until(began + std::chrono::nanoseconds(nanoseconds));
+      piece_began_.reset();
+      piece_ended_ = std::chrono::steady_clock::now();
+    });
+  }
+
+  /// Microseconds without work between each two pieces so far, which are then forgotten.
+  std::vector<double> take_gaps() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(gaps_us_, {});
+  }
 
  private:
+  void begin_piece() {
+    if (piece_began_) return;
+    piece_began_ = std::chrono::steady_clock::now();
+    if (!piece_ended_) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    gaps_us_.push_back(
+        std::chrono::duration<double, std::micro>(*piece_began_ - *piece_ended_).count());
+  }
+
   void run() {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     while (true) {
@@ -75,6 +103,7 @@ class Worker {
         jobs_.pop_front();
       }
       const auto began = std::chrono::steady_clock::now();
+      if (is_work) begin_piece();
       if (delay_us && is_work) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
       try {
         job();
@@ -99,6 +128,9 @@ class Worker {
   std::condition_variable work_, done_;
   std::deque<std::pair<std::function<void()>, bool>> jobs_;
   uint64_t num_put_ = 0, num_done_ = 0;
+  std::vector<double> gaps_us_;
+  // Of the thread alone: the piece of work under way, and the end of the last one.
+  std::optional<std::chrono::steady_clock::time_point> piece_began_, piece_ended_;
 };
 
 std::mutex workers_mutex;

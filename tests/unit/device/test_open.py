@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from lohan.device import CpuDevice, EmulatedDevice, open_device
+from lohan.device.open import _own_index
 from lohan.errors import ConfigError, HardwareError
 
 
@@ -61,3 +62,32 @@ def test_a_near_miss_names_the_known_word() -> None:
 def test_a_budget_of_nothing_is_refused(memory_bytes: int) -> None:
     with pytest.raises(ConfigError, match="budget"):
         open_device("cpu", memory_bytes=memory_bytes)
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+
+
+@pytest.mark.usefixtures("three_gpus")
+@pytest.mark.parametrize(
+    ("place", "num_here", "memory_bytes", "expected"),
+    [(0, 1, None, None), (0, 3, None, 0), (2, 3, None, 2), (4, 6, 1 << 30, 1)],
+)
+def test_ranks_of_a_machine_have_a_gpu_each(
+    place: int, num_here: int, memory_bytes: int | None, expected: int | None
+) -> None:
+    assert _own_index(place, num_here, memory_bytes) == expected
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_ranks_that_share_a_gpu_must_say_how_much_each_may_use() -> None:
+    with pytest.raises(ConfigError, match=r"4 ranks on this machine have 3 GPU\(s\)"):
+        _own_index(0, 4, None)
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_a_gpu_that_torch_was_told_to_use_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    assert _own_index(2, 3, None) is None

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 
 from lohan.drive import SegmentedModel
-from lohan.drive.activations.store import KeepStore
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.block_visit import BlockCall
 from lohan.drive.captured.graphs import MOST_WAYS, Captures, settings_of
@@ -13,11 +12,13 @@ from lohan.drive.edges.cuts import PendingGradients
 from lohan.drive.edges.entries import EntryKeys
 from lohan.drive.surroundings.ambient import Ambient
 from lohan.drive.surroundings.randomness import Generators
+from lohan.drive.watch.own_attributes import AttributeBook, OwnAttributes
 from lohan.drive.weights.parameter_views import Weights
 from lohan.verify.plain_loop import losses_and_gradients
 from lohan.vocabulary import BlockId
 from support.driven_toys import EVERYTHING
 from support.driving_hooks import ComeAndGo, assert_same_gradients, twin
+from support.keep_store import KeepStore
 from support.mapped_segments import map_segments
 from support.toy_models import WIDTH, Toy, ToyBlock, toy_batches
 
@@ -34,13 +35,17 @@ def test_graphs_of_shapes_not_met_for_long_are_let_go_of() -> None:
         weights=Weights([]),
         parameters=list(module.parameters()),
         captures=captures,
+        outside={},
     )
     runner.begin_step()
+    attributes = OwnAttributes(AttributeBook([], 1), 0)
     ambient = Ambient.here(("cpu",))
     for rows in [*range(1, MOST_WAYS + 10), MOST_WAYS + 9]:
         x = torch.randn(rows, WIDTH, requires_grad=True)
         call = BlockCall(forward=module.forward, args=(x,), kwargs={}, ambient=ambient)
-        _, visit = runner.forward(call, micro_batch=0, choices=EVERYTHING, keys=EntryKeys())
+        _, visit = runner.forward(
+            call, micro_batch=0, choices=EVERYTHING, keys=EntryKeys(), attributes=attributes
+        )
         assert visit is not None
         pending = PendingGradients()
         assert visit.exits[0] is not None
@@ -86,7 +91,9 @@ def test_operators_other_than_planned_are_told_and_recomputed() -> None:
     plain, segments, captures = twin(model), map_segments(model), Captures()
     sets = segments.parameter_sets(model)
     hooks = ComeAndGo(segments, sets)
-    driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, captures=captures)
+    driven = SegmentedModel(
+        model, segments, sets=sets, hooks=hooks, captures=captures, store=KeepStore()
+    )
     planned_for_others = replace(EVERYTHING, names={1: "convolution"})
     choices = {block.id: planned_for_others for block in segments.blocks}
     for _ in range(2):

@@ -83,6 +83,85 @@ def test_a_lease_holds_one_piece_of_memory() -> None:
     memory.close()
 
 
+class CopyingDevice(CpuDevice):
+    """Has memory of its own, as far as main memory is concerned; counts what it pins."""
+
+    shares_ram = False
+
+    def __init__(self, most_bytes: int = 1 << 40) -> None:
+        super().__init__()
+        self.pins: list[int] = []
+        self._most_bytes = most_bytes
+
+    def pin(self, address: int, nbytes: int) -> None:
+        if nbytes > self._most_bytes:
+            raise HardwareError("too much to pin", why="a limit", remedy="raise it")
+        super().pin(address, nbytes)
+        self.pins.append(nbytes)
+
+
+def test_where_a_device_copies_everything_is_pinned_once_before_the_first_buffer() -> None:
+    device = CopyingDevice()
+    memory = RamMemory(8 * PAGE, device)
+    assert device.pins == [8 * PAGE]
+    held = [memory.allocate(size * PAGE) for size in (3, 1, 4)]
+    begins = sorted((buffer.address, buffer.nbytes) for buffer in held)
+    assert [first + size for first, size in begins[:-1]] == [first for first, _ in begins[1:]]
+    for buffer in held:
+        memory.free(buffer)
+    assert memory.allocate(8 * PAGE).nbytes == 8 * PAGE, "holes beside each other are one"
+    assert (device.pins, memory.peak_bytes) == ([8 * PAGE], 8 * PAGE)
+    memory.close()
+    device.pin(begins[0][0], PAGE)  # it is not pinned any more
+    device.close()
+
+
+def test_a_buffer_that_fits_into_no_hole_is_made_beside_the_piece() -> None:
+    device = CopyingDevice()
+    memory = RamMemory(6 * PAGE, device)
+    held = [memory.allocate(2 * PAGE) for _ in range(3)]
+    held[1].view[:] = b"1" * (2 * PAGE)
+    for buffer in (held[0], held[2]):
+        memory.free(buffer)
+    beside = memory.allocate(4 * PAGE)
+    beside.view[:] = b"2" * (4 * PAGE)
+    assert bytes(held[1].view) == b"1" * (2 * PAGE)
+    assert (device.pins, memory.peak_bytes) == ([6 * PAGE, 4 * PAGE], 10 * PAGE)
+    memory.free(beside)
+    assert memory.in_use_bytes == 2 * PAGE
+    memory.free(held[1])
+    memory.close()
+
+
+def test_a_piece_too_large_to_be_pinned_is_none() -> None:
+    device, told = CopyingDevice(2 * PAGE), list[HardwareError]()
+    memory = RamMemory(8 * PAGE, device, on_refused_pin=told.append)
+    memory.free(memory.allocate(2 * PAGE))
+    assert (device.pins, told, memory.peak_bytes) == ([2 * PAGE], [], 8 * PAGE)
+    memory.free(memory.allocate(3 * PAGE))
+    assert [error.what for error in told] == ["too much to pin"]
+    memory.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_of_a_piece_never_overlap(seed: int) -> None:
+    chance = random.Random(seed)
+    memory, held = RamMemory(64 * PAGE, CopyingDevice()), []
+    for number in range(300):
+        size = chance.randrange(1, 12 * PAGE)
+        in_use = sum(buffer.nbytes for buffer, _ in held)
+        if in_use + whole_pages(size) <= 64 * PAGE and chance.random() < 0.6:
+            buffer = memory.allocate(size)
+            buffer.array()[:] = number % 251
+            held.append((buffer, number % 251))
+        elif held:
+            buffer, value = held.pop(chance.randrange(len(held)))
+            assert (buffer.array() == value).all()
+            memory.free(buffer)
+    assert memory.in_use_bytes == sum(buffer.nbytes for buffer, _ in held)
+    memory.close()
+
+
 class UnpinnableDevice(CpuDevice):
     """The system pins nothing."""
 

@@ -12,11 +12,10 @@ from lohan.optimizer import (
     AdamWSettings,
     PlainState,
     SplitState,
-    join_masters,
     update_plain,
     update_split,
 )
-from support.optimizer_arrays import assert_same_bits, mixed_floats, split_state
+from support.optimizer_arrays import assert_same_bits, join_masters, mixed_floats, split_state
 
 NAMES = ("p16", "lo16", "m32", "v32")
 

@@ -35,6 +35,11 @@ def test_where_the_processor_computes_both_tiers_are_one_memory() -> None:
     assert only["verdict"] == (
         "280.0 MiB set aside, 352.0 MiB allowed, peak 334.0 MiB measured" + PROCESS
     )
+    summary = {"peak_bytes": {"GPU": 90 * MIB}, "gpu_reserved_bytes": 95 * MIB}
+    gpu, _ = memory(replace(_files(card, {}), summary=summary))
+    assert str(gpu["verdict"]).endswith(
+        "peak 90.0 MiB measured; torch's allocator held 95.0 MiB for it"
+    )
     with_card = memory(_files(card, {"RAM": 210 * MIB, "GPU": 90 * MIB}))
     assert [bar["verdict"] for bar in with_card] == [
         "80.0 MiB set aside, 100.0 MiB allowed, peak 90.0 MiB measured",

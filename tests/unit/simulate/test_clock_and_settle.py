@@ -55,6 +55,18 @@ def test_a_copy_slows_the_gpu_only_while_it_lasts() -> None:
     assert ends(both, interference=0.25) == pytest.approx([1.25, 1.0])
 
 
+def test_one_processor_computes_and_updates_in_turns() -> None:
+    update = Compute(ComputeKind.UPDATE, num_parameters=5 * 10**8)
+    both = schedule_of(task(0, Lane.GPU, FLOPS), task(1, Lane.CPU, update))
+    apart = ends(both)
+    box = machine()
+    box = replace(box, gpu=replace(box.gpu, is_processor=True))
+    clock = Clock(both, Durations(box, DrivingRates()), box, DrivingRates())
+    # Until the update ends each takes twice as long; compute does the rest at full speed.
+    assert apart[1] < apart[0]
+    assert clock.run(by_priority=True).end_seconds == pytest.approx([sum(apart), 2 * apart[1]])
+
+
 def test_priorities_decide_where_a_lane_is_free_to_choose() -> None:
     late = task(0, Lane.SSD_READ, MOVE, priority=(1, 0))
     early = task(1, Lane.SSD_READ, MOVE, priority=(0, 1))

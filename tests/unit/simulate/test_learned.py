@@ -10,7 +10,7 @@ from lohan.paper import policy_named
 from lohan.plan import Workload, make_plan
 from lohan.plan.plan import Plan
 from lohan.simulate import replay, settled_schedule, simulate_plan
-from lohan.simulate.bottleneck import bottleneck_words
+from lohan.simulate.bottleneck import bottleneck_words, without_shares
 from lohan.simulate.learned import LearnedTimes, TimedTask, work_seconds
 from lohan.vocabulary import Lane
 from support.hand_made import block, machine, model, operator
@@ -124,5 +124,7 @@ def test_a_bottleneck_is_the_same_of_a_simulated_and_of_a_measured_step(
     step = simulate_plan(plan, box)
     work = work_seconds(step_on(plan, box), box, plan.system.rates)
     measured = bottleneck_words(work, step.step_seconds, box)
-    assert measured == step.bottleneck
+    # Where one processor does both, compute shares it with updates of the step before, too.
+    same = without_shares if is_processor else str
+    assert same(measured) == same(step.bottleneck)
     assert ("GPU" in measured) is (not is_processor and work[Lane.GPU] > 0)

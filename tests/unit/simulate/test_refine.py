@@ -68,9 +68,13 @@ def simulated(plan: Plan, guess: Machine, real: Machine) -> list[TimedTask]:
 
 
 @pytest.mark.parametrize("is_duplex", [False, True])
+@pytest.mark.parametrize("is_processor", [False, True])
 @pytest.mark.parametrize("policy", ["lohan", "lohan+", "zero-infinity", "fuyou"])
-def test_the_rates_a_trace_was_made_with_are_found_again(policy: str, is_duplex: bool) -> None:
+def test_the_rates_a_trace_was_made_with_are_found_again(
+    policy: str, is_processor: bool, is_duplex: bool
+) -> None:
     guess = machine(ram_gb=0.9, is_duplex=is_duplex)
+    guess = replace(guess, gpu=replace(guess.gpu, is_processor=is_processor))
     plan = policy_named(policy).plan(guess, SHAPE, Workload(batch=2, sequence=16))
     real = another(guess)
     ran = simulated(plan, guess, real)

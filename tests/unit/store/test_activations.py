@@ -48,8 +48,8 @@ def test_outputs_come_back_and_their_room_is_used_again_every_step(place) -> Non
             found = ticket.tensor().numpy()
             assert np.array_equal(found, random_bytes(nbytes, seed=step + number))
             store.take_back(buffer)
-        store.drop(key(step, 0))
-        store.drop_step(step)
+        for number in range(len(SIZES)):
+            store.drop(key(step, number))
     assert store.counters.read_bytes == store.counters.verified_bytes > 0
     store.close()
     store.close()

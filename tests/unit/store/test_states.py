@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError, Corrupt
-from lohan.optimizer.masters import join_masters
 from lohan.ssd import NativeEngine, RunDirectories
 from lohan.store import (
     GRAIN,
@@ -18,6 +17,7 @@ from lohan.store import (
     create_states,
 )
 from lohan.vocabulary import BlockId
+from support.optimizer_arrays import join_masters
 from support.ssd_engines import NATIVE, make_engine, nothing_leaks
 from support.state_stores import (
     RUN_ID,

@@ -49,7 +49,7 @@ def test_resident_parts_are_used_in_place_and_cause_no_traffic(tmp_path, engine)
         store.fill(random_tensors(layout).items())
         update_all(store, 1)
         ticket = store.start_read(B0, Part.M32, 0, GRAIN)
-        assert ticket.is_in_ram
+        assert ticket.striped is None
         assert store.is_done(ticket)
         assert ticket.tensor().dtype is torch.float32
         assert store.counters.written_bytes == store.counters.read_bytes == 0
@@ -64,8 +64,11 @@ def test_resident_parts_are_used_in_place_and_cause_no_traffic(tmp_path, engine)
         store.finish_update(B0)
         pool.close()
         assert (ticket.tensor().view(torch.uint8) == 7).all()
+        due_bytes = store.due_bytes
         store.seal(step=1)
         assert store.counters.written_bytes == layout.slot_bytes() + layout.frozen_bytes()
+        assert store.counters.written_bytes == due_bytes
+        assert store.due_bytes == 0
         mirror = MirrorStates(contents(store))
         update(store, B1, 2)
         store.seal(step=2)

@@ -7,24 +7,29 @@ really do with its rows is `lohan train --dry-run`.
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lohan.cli.reading.extra_args import read_extra_args
+from lohan.engine.planning.write_limit import WriteLimit
 from lohan.errors import ConfigError
 from lohan.plan.plan import Plan
 from lohan.plan.run_room import DriveRoom, drive_rooms, parts_of, states_uses
 from lohan.train.run.disk_reservation import model_uses, out_uses
+from lohan.train.run.writes import seals_in
 from lohan.train.settings.adapter import AdapterSettings
 from lohan.train.settings.config import Setting, written_adapter, written_settings
-from lohan.train.settings.offload import read_lives
+from lohan.train.settings.offload import read_lives, size_bytes
 from lohan.train.weights.model_places import local_place
 
+_N = TypeVar("_N", int, float)
 _FILE_ENDINGS = (".yaml", ".yml")
 # What TRL takes where nothing is written.
 _DEFAULT_BATCH = 8
 _DEFAULT_SEQUENCE = 1024
+_DEFAULT_SAVE_STEPS = 500
+_DEFAULT_EPOCHS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,13 @@ class RunWords:
     num_steps: int | None
     out: str | None
     archive_steps: int | None
+    save_model_steps: int | None
     save_total_limit: int | None
     adapter: AdapterSettings | None
+    write_budget_bytes: int | None
+    save_strategy: str
+    save_steps: float
+    num_train_epochs: float
 
 
 def run_words(first: str | None, model: str | None, extra_args: list[str]) -> RunWords:
@@ -89,8 +99,32 @@ def run_words(first: str | None, model: str | None, extra_args: list[str]) -> Ru
         num_steps=_count(written, "max_steps"),
         out=_value(written, "out"),
         archive_steps=_count(written, "offload.archive_steps"),
+        save_model_steps=_count(written, "offload.save_model_steps"),
         save_total_limit=_count(written, "save_total_limit"),
         adapter=written_adapter(written),
+        write_budget_bytes=size_bytes(
+            _value(written, "offload.write_budget"), "offload.write_budget"
+        ),
+        save_strategy=str(_value(written, "save_strategy") or "steps"),
+        save_steps=_number(written, "save_steps", float) or _DEFAULT_SAVE_STEPS,
+        num_train_epochs=_number(written, "num_train_epochs", float) or _DEFAULT_EPOCHS,
+    )
+
+
+def write_limit_of(words: RunWords, num_steps: int) -> WriteLimit | None:
+    """What a run of so many steps may write; None without a budget."""
+    if words.write_budget_bytes is None:
+        return None
+    return WriteLimit(
+        budget_bytes=words.write_budget_bytes,
+        num_steps=num_steps,
+        num_seals=seals_in(
+            num_steps,
+            save_strategy=words.save_strategy,
+            save_steps=words.save_steps,
+            num_train_epochs=words.num_train_epochs,
+            others=(words.archive_steps, words.save_model_steps),
+        ),
     )
 
 
@@ -116,6 +150,7 @@ def rooms_of(words: RunWords, plan: Plan) -> list[DriveRoom]:
             else 2 * plan.shape.num_trained_parameters,
             num_steps=words.num_steps or 0,
             archive_steps=words.archive_steps,
+            save_model_steps=words.save_model_steps,
             save_total_limit=words.save_total_limit,
         )
     return drive_rooms(uses)
@@ -127,18 +162,22 @@ def _value(written: Mapping[str, Setting], key: str) -> Any:
 
 def _count(written: Mapping[str, Setting], key: str) -> int | None:
     """A whole number; none where none is written, or one that means "not set"."""
+    number = _number(written, key, int)
+    return number if number is not None and number > 0 else None
+
+
+def _number(written: Mapping[str, Setting], key: str, kind: Callable[[str], _N]) -> _N | None:
     value = _value(written, key)
     if value is None:
         return None
     try:
-        number = int(str(value))
+        return kind(str(value))
     except ValueError:
         raise ConfigError(
             f"{key} is {value!r} ({written[key].origin})",
-            why="a whole number is expected",
+            why="a whole number is expected" if kind is int else "a number is expected",
             remedy="correct it",
         ) from None
-    return number if number > 0 else None
 
 
 def _size(written: Mapping[str, Setting], key: str) -> str | None:

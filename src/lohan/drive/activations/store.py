@@ -1,7 +1,7 @@
-"""Activations between forward and backward: their keys, what keeps them, and what a plan chooses.
+"""Activations between forward and backward: their keys, and what a plan chooses.
 
-Owns names and the store that keeps everything where it is; one that moves bytes is
-`lanes.activation_moves`. Used by `captured`, `edges` and `block_run`.
+Owns names; the store itself is `lanes.activation_moves`. Used by `captured`, `edges` and
+`block_run`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from lohan.errors import ScheduleError
 from lohan.vocabulary import BlockId
 
 ENTRY_ORDINAL = -1
@@ -52,37 +51,6 @@ class ActivationStore(Protocol):
     def drop(self, key: ActivationKey) -> None:
         """Forget the tensor, which may be changed from now on. Every key put is dropped once:
         after its last `get`, on failure, or to be put again with a copy."""
-
-
-class KeepStore:
-    """The choice KEEP: tensors stay where they are."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[ActivationKey, torch.Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def put(self, key: ActivationKey, tensor: torch.Tensor) -> None:
-        """Hold on to the tensor."""
-        if key in self._tensors:
-            raise ScheduleError(
-                f"{key} was put twice",
-                why="the activation of the earlier call would be lost",
-                remedy="report this: it is a mistake of lohan",
-            )
-        self._tensors[key] = tensor
-
-    def get(self, key: ActivationKey) -> torch.Tensor:
-        """The tensor itself."""
-        return self._tensors[key]
-
-    def share(self, key: ActivationKey, tensor: torch.Tensor) -> None:
-        """Nothing to do: it is here all the time."""
-
-    def drop(self, key: ActivationKey) -> None:
-        """Let go of the tensor."""
-        del self._tensors[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

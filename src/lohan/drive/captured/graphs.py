@@ -141,11 +141,13 @@ class Captures:
         # As long as a block has use for them.
         self._graphs: weakref.WeakValueDictionary[Hashable, Graph] = weakref.WeakValueDictionary()
         self._trust: dict[str, dict[Hashable, Trust]] = {}
-        self._told: set[str] = set()
+        self._told: set[Hashable] = set()
         self.refused: dict[str, str] = {}
         """Blocks that cannot be captured as they are now, and why."""
         self.unplanned: set[str] = set()
         """Blocks whose graphs have other operators than they were planned with."""
+        self.unsteady: set[str] = set()
+        """Blocks of which something has other bits in every run."""
 
     def trust(self, block: str) -> dict[Hashable, Trust]:
         """What is known of a block, by how it is called."""
@@ -177,12 +179,21 @@ class Captures:
             f"because {reason}"
             for reason in new
         ]
-        if self.unplanned - self._told:
-            found.append(
-                f"{_some(sorted(self.unplanned))}: other operators run than were planned for, and "
-                "all of it is recomputed in backward"
-            )
-            self._told |= self.unplanned
+        for which, words in (
+            (
+                self.unplanned,
+                "other operators run than were planned for, and all of it is recomputed in "
+                "backward",
+            ),
+            (
+                self.unsteady,
+                "some results have other bits in every run on this device, as they have in plain "
+                "PyTorch",
+            ),
+        ):
+            if unknown := {(block, words) for block in which} - self._told:
+                found.append(f"{_some(sorted(which))}: {words}")
+                self._told |= unknown
         return found
 
     def report(self) -> list[str]:

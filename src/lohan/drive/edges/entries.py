@@ -18,7 +18,7 @@ from lohan.drive.activations.store import (
     ActivationStore,
 )
 from lohan.drive.edges.cuts import Edge, edge_of, enter, refuse_kept
-from lohan.drive.watch.contents import Contents
+from lohan.drive.watch.contract import Snapshot
 from lohan.errors import ConfigError
 from lohan.vocabulary import BlockId
 
@@ -62,11 +62,11 @@ class Arrivals:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.leaves, self.spec = tree_flatten((args, kwargs))
         self.tensors = {id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)}
-        self.objects = Contents(self.leaves)
+        self.objects: Snapshot | None = None
+        """Of what is neither a tensor nor plain, once the block is about to run."""
         self.noted: list[Any] = []
         """The leaves with an `Entry` in place of each tensor, once they are in the store."""
         self._inside: dict[int, torch.Tensor] = {}
-        self._given: Any = None
 
     def versions(self) -> list[tuple[torch.Tensor, int]]:
         """The tensors, to find out later whether they were changed."""
@@ -98,16 +98,17 @@ class Arrivals:
 
     def enter(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the block: the start of a graph of its own."""
+        others = [leaf for leaf in self.leaves if id(leaf) not in self.tensors]
+        self.objects = Snapshot({"an argument": others})
         self._inside = {
             identity: enter(tensor.detach(), refuse_kept)
             if tensor.requires_grad
             else tensor.detach()
             for identity, tensor in self.tensors.items()
         }
-        self._given = tree_unflatten(
+        args, kwargs = tree_unflatten(
             [self._inside.get(id(leaf), leaf) for leaf in self.leaves], self.spec
         )
-        args, kwargs = self._given
         return args, kwargs
 
     def originals(self) -> dict[int, torch.Tensor]:
@@ -126,26 +127,12 @@ class Arrivals:
                     remedy="put it on a tensor of the block's own: `x = x.view_as(x)` first",
                 )
 
-    def refuse_changed_containers(self, what: str) -> None:
-        """Blocks are given copies of lists and mappings: what they put there would be lost."""
-        after, spec_after = tree_flatten(self._given)
-        if spec_after == self.spec and all(
-            now is self._inside.get(id(leaf), leaf)
-            for now, leaf in zip(after, self.leaves, strict=True)
-        ):
-            return
-        raise ConfigError(
-            f"{what} changed a list or mapping among its arguments",
-            why="the block is run again from its arguments in backward, and would change it twice",
-            remedy="return what the block makes, and put it there outside the block",
-        )
 
-
-def refuse_changed_objects(objects: Contents, what: str) -> None:
+def refuse_changed_objects(objects: Snapshot, what: str) -> None:
     """Raise if an object that was given to a block is not what it was then."""
-    if objects.has_changed():
+    if objects.changed() is not None:
         raise ConfigError(
-            f"an object among the arguments of {what} was changed, by it or after it",
+            f"an object among the arguments of {what} was changed after it",
             why="the block is run again from its arguments in backward, and would find another "
             "state there (a cache filled twice)",
             remedy="pass what the block reads as arguments and return what it makes; for a cache "

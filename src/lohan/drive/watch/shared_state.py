@@ -1,14 +1,14 @@
-"""Tensors that a model changes in place outside its blocks: whose value does a micro-batch find?
+"""What a model changes in place outside its blocks: whose value does a micro-batch find?
 
 Micro-batches of a step go side by side, one part of the model after the other. A buffer that one
 part changes and another reads would be read with what a later micro-batch left there; in a plain
 loop it is read with one's own. Owns finding this out, in the forward that counts random numbers,
 where every operator is looked at anyway. What is assigned anew is looked after by `own_attributes`,
-buffers of a block by `changing_buffers`. Called by `segmented_model`.
+buffers of a block by `contract`. Called by `segmented_model`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
@@ -23,17 +23,29 @@ from lohan.vocabulary import BlockId
 
 
 class SharedState:
-    """The tensors of one model, and which of its parts touch them during one forward."""
+    """Tensors, and containers of tensors, of one model, and which of its parts touch them during
+    one forward."""
 
     def __init__(self, model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> None:
-        self._tensors = dict(_outside(model, blocks))
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._containers: dict[str, Any] = {}
+        num_owners = Counter(part for block in dict.fromkeys(blocks) for part in block.modules())
+        for path, module in model.named_modules():
+            # Of modules that belong to no block; tensors also of those that belong to several.
+            for name, value in (*module._buffers.items(), *vars(module).items()):
+                full_name = f"{path}.{name}".removeprefix(".")
+                if num_owners[module] != 1 and _is_own_tensor(value):
+                    self._tensors[full_name] = value.detach()
+                is_set = name not in OWN_NAMES and type(value) in (list, dict, set)
+                if is_set and num_owners[module] == 0:
+                    self._containers[full_name] = value
         self._before = {name: tensor.clone() for name, tensor in self._tensors.items()}
-        self._parts: dict[str, set[BlockId]] = {name: set() for name in self._tensors}
-        names = {storage_key(tensor): name for name, tensor in self._tensors.items()}
-        self._names: Mapping[int, str] = names
-        self._containers = dict(_containers_outside(model, blocks))
+        self._names = {storage_key(tensor): name for name, tensor in self._tensors.items()}
         self._contents = {name: _tensors_of(one) for name, one in self._containers.items()}
-        self._changed_in: dict[str, set[BlockId]] = {name: set() for name in self._containers}
+        self._parts: dict[str, set[BlockId]] = {
+            name: set() for name in (*self._tensors, *self._containers)
+        }
+        """Where tensors were touched, and containers changed."""
         self._part = BlockId(0)
 
     def begin_part(self, part: BlockId) -> None:
@@ -45,7 +57,7 @@ class SharedState:
         for name, container in self._containers.items():
             content, then = _tensors_of(container), self._contents[name]
             if len(content) != len(then) or not all(map(is_, content, then)):
-                self._changed_in[name].add(self._part)
+                self._parts[name].add(self._part)
                 self._contents[name] = content
 
     def mode(self) -> TorchDispatchMode:
@@ -63,25 +75,20 @@ class SharedState:
     def refuse_mixed(self) -> None:
         """Raise if one part has changed what another touches, now that the forward has ended."""
         self._end_part()
-        for name, parts in self._changed_in.items():
-            if len(parts) > 1:
-                raise ConfigError(
-                    f"several parts of the model change what is in {name}",
-                    why="micro-batches of a step go through the model side by side, and would find "
-                    "there what another one left",
-                    remedy=f"begin the forward with one of its own (`self.{_last(name)} = ...`) "
-                    "instead of clearing it, or give each step one micro-batch",
-                )
-        for name, tensor in self._tensors.items():
-            if len(self._parts[name]) > 1 and not same_bits(tensor, self._before[name]):
-                raise ConfigError(
-                    f"{name} is changed in place by the forward, and touched by several parts of "
-                    "the model",
-                    why="micro-batches of a step go through the model side by side, and each would "
-                    "find what another one left there",
-                    remedy=f"assign it anew (`self.{_last(name)} = ...`) before the "
-                    "blocks instead of changing it in place, or give each step one micro-batch",
-                )
+        for name in (name for name, parts in self._parts.items() if len(parts) > 1):
+            if name in self._containers:
+                what = f"several parts of the model change what is in {name}"
+            elif not same_bits(self._tensors[name], self._before[name]):
+                what = f"{name} is changed in place by the forward, and touched by several parts"
+            else:
+                continue
+            raise ConfigError(
+                what,
+                why="micro-batches of a step go through the model side by side, and each would "
+                "find what another one left there",
+                remedy=f"begin the forward with a new one (`self.{name.rpartition('.')[2]} = ...`) "
+                "instead of changing it in place, or give each step one micro-batch",
+            )
 
 
 class _TouchMode(TorchDispatchMode):
@@ -96,38 +103,12 @@ class _TouchMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _outside(
-    model: torch.nn.Module, blocks: Sequence[torch.nn.Module]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers and tensors in attributes of modules that belong to no block, or to several."""
-    num_owners = Counter(part for block in dict.fromkeys(blocks) for part in block.modules())
-    for path, module in model.named_modules():
-        if num_owners[module] == 1:
-            continue
-        for values in (module._buffers, vars(module)):
-            for name, value in values.items():
-                is_own = isinstance(value, torch.Tensor) and not isinstance(
-                    value, torch.nn.Parameter
-                )
-                if is_own and value.layout is torch.strided and not value.is_meta:
-                    yield f"{path}.{name}".removeprefix("."), value.detach()
-
-
-def _containers_outside(
-    model: torch.nn.Module, blocks: Sequence[torch.nn.Module]
-) -> Iterator[tuple[str, Any]]:
-    inside = {part for block in blocks for part in block.modules()}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items() if module not in inside else ():
-            if name not in OWN_NAMES and type(value) in (list, dict, set):
-                yield f"{path}.{name}".removeprefix("."), value
+def _is_own_tensor(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    return is_tensor and value.layout is torch.strided and not value.is_meta
 
 
 def _tensors_of(container: Any) -> list[torch.Tensor]:
     """What may be computed with; the rest is taken for a log."""
     values = container.values() if isinstance(container, dict) else container
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

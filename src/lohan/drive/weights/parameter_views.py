@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from lohan.drive.weights.offloaded import mark
-from lohan.errors import ConfigError, ScheduleError
+from lohan.errors import ConfigError, ScheduleError, bug
 from lohan.model.tracing.trace_ops import storage_key
 
 ALIGNMENT_BYTES = 64
@@ -131,11 +131,7 @@ class ParameterSet:
     def flat(self) -> torch.Tensor:
         """The buffer the parameters are in, as bytes."""
         if self._flat is None:
-            raise ScheduleError(
-                f"the weights of {self.name} are not in place",
-                why="they are needed now",
-                remedy="bind them in `before` and release them in `after`",
-            )
+            raise bug(f"the weights of {self.name} are needed and not in place")
         return self._flat
 
     @property
@@ -159,11 +155,7 @@ class ParameterSet:
         for slot in self._bound.slots:
             if slot.name == name:
                 return slot.offset_bytes
-        raise ScheduleError(
-            f"{name} of {self.name} is not in place",
-            why="it is needed now",
-            remedy="bind it in `before` and release it in `after`",
-        )
+        raise bug(f"{name} of {self.name} is not in place, and needed")
 
     def gather(self, flat: torch.Tensor) -> None:
         """Copy the parameters' present values into `flat`: how a model with data is taken in."""
@@ -190,12 +182,13 @@ class ParameterSet:
         """Whether one parameter is in place."""
         return self._flat is not None and any(slot.name == name for slot in self._bound.slots)
 
-    def release(self) -> None:
-        """Take the parameters out of the buffer; they keep their shapes. May be called twice."""
+    def release(self, device: torch.device | None = None) -> None:
+        """Take the parameters out of the buffer, or of the model (with data, or on meta) to
+        `device`; they keep their shapes. May be called twice."""
         self._flat = None
         for slot in self.layout.slots:
-            parameter = self.parameters[slot.name]
-            self._set(slot.name, self._absent(slot, parameter.device), is_offloaded=True)
+            nothing = self.absent(slot.dtype, device or self.parameters[slot.name].device)
+            self._set(slot.name, nothing.expand(slot.shape), is_offloaded=True)
 
     def _set(self, name: str, value: torch.Tensor, *, is_offloaded: bool) -> None:
         parameter = self.parameters[name]
@@ -208,15 +201,6 @@ class ParameterSet:
         else:
             parameter.data = value
         mark(parameter, is_offloaded=is_offloaded)
-
-    def take_out(self, device: torch.device) -> None:
-        """Replace parameters (with data, or on meta) by absent ones on `device`."""
-        self._flat = None
-        for slot in self.layout.slots:
-            self._set(slot.name, self._absent(slot, device), is_offloaded=True)
-
-    def _absent(self, slot: ParameterSlot, device: torch.device) -> torch.Tensor:
-        return self.absent(slot.dtype, device).expand(slot.shape)
 
     def absent(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The one number that stands for all of an absent parameter."""

@@ -6,6 +6,7 @@ before the first step and when batches outgrow the plan.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -115,13 +116,11 @@ def plan_run(
         shares_ram=shares_ram,
         held_bytes=held,
     )
-    found = planning.plans(budgets)
-    if not found:
+    # A function that is a policy may say something else the next time.
+    find = _candidates.__wrapped__ if callable(policy) else _candidates
+    judged = find(planning, budgets, should_search=fixed_residents is None)
+    if not judged:
         raise planning.refusal(budgets, sizes)
-    judged = _judged(found)
-    if fixed_residents is None:
-        fastest = min(judged, key=lambda one: one.step.step_seconds)
-        judged += planning.others(fastest, budgets)
     if budgets.writes is None:
         best = best_of(judged)
     else:
@@ -145,6 +144,19 @@ def plan_run(
         seconds=seconds_of(plan, used) if fixed_residents is not None else seconds,
         ssd_bytes=best.step.read_bytes + best.step.written_bytes,
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _candidates(
+    planning: "_Planning", budgets: Budgets, *, should_search: bool
+) -> tuple[Candidate, ...]:
+    """Plans within the budgets, judged; remembered, as a run asks for its first plan when it is
+    attached, when that is shown, and when it begins."""
+    judged = _judged(planning.plans(budgets))
+    if judged and should_search:
+        fastest = min(judged, key=lambda one: one.step.step_seconds)
+        judged += planning.others(fastest, budgets)
+    return tuple(judged)
 
 
 def _judged(found: Sequence[tuple[Plan, Machine]]) -> list[Candidate]:

@@ -18,7 +18,7 @@ from lohan.drive.micro_batch import LossFunction
 from lohan.drive.surroundings.ambient import memory_features_off
 from lohan.drive.surroundings.host_randomness import host_state_kept
 from lohan.drive.surroundings.randomness import draw_setting
-from lohan.drive.watch.label_watch import LabelWatch
+from lohan.engine.planning.label_watch import LabelWatch
 from lohan.errors import ConfigError
 from lohan.model.assemble import shape_at
 from lohan.model.inputs import inputs_for

@@ -1,8 +1,8 @@
 """How much a run may write to its SSDs, and which of several plans keeps to it.
 
 Owns the sum of what a run writes (first states, steps, seals), taking the fastest plan within a
-limit, and the refusal with the numbers. It makes no plans: `plan_run` has a policy make them for
-drives on which writing is dearer, so that it swaps less.
+limit, and the refusal with the numbers. Policies make the plans, for drives on which writing is
+dearer, so that they swap less: asked by `plan_run` for a run, and here for `lohan plan`.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 from lohan.errors import DoesNotFit
 from lohan.fields import LEAST_RATE
 from lohan.hardware.machine import Machine
+from lohan.plan.limits import Question
 from lohan.plan.plan import Plan
 from lohan.plan.pools import trained_parameters
+from lohan.simulate.choose import Judge
+from lohan.simulate.quick import quick_step
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes_decimal
 from lohan.vocabulary import BlockId, TensorKind, Tier
@@ -88,6 +91,21 @@ def deferred_share(plan: Plan) -> float:
     trained = trained_parameters(plan.shape)
     late = sum(n for n, block in zip(trained, plan.blocks, strict=True) if block.defers_update)
     return late / max(1, sum(trained))
+
+
+def planned_within(question: Question, allowed: WriteLimit, judge: Judge) -> Candidate | None:
+    """The plan of a question that a run with such a limit takes; None if none fits in memory.
+
+    Raises:
+        DoesNotFit: as `fastest_within`.
+    """
+    machine, found = question.machine, []
+    for price in WRITE_PRICES:
+        taken = judge.best(replace(question, machine=with_write_price(machine, price)))
+        if taken is not None:
+            step = taken.step if price == 1.0 else quick_step(taken.plan, machine)
+            found.append(Candidate(plan=taken.plan, machine=machine, step=step))
+    return fastest_within(found, allowed, is_binding=True) if found else None
 
 
 def fastest_within(

@@ -61,6 +61,12 @@ def memory(run: RunFiles) -> list[dict[str, object]]:
             f"{bars[Tier.RAM]['verdict']}; the process {format_bytes(round(process))} with Python, "
             "its libraries and what they keep"
         )
+    reserved = facts.number_in(run.summary, "gpu_reserved_bytes")
+    if reserved is not None and Tier.GPU in bars:
+        bars[Tier.GPU]["verdict"] = (
+            f"{bars[Tier.GPU]['verdict']}; torch's allocator held {format_bytes(round(reserved))} "
+            "for it"
+        )
     return list(bars.values())
 
 

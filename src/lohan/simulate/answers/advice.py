@@ -22,7 +22,8 @@ from lohan.simulate.answers.batch_advice import (
 )
 from lohan.simulate.answers.what_if import what_ifs
 from lohan.simulate.bottleneck import GPU_WORDS, PROCESSOR_WORDS, plain_limit
-from lohan.simulate.choose import Judge
+from lohan.simulate.choose import Judge, JudgedPlan
+from lohan.simulate.quick import quick_step
 from lohan.simulate.result import SimulatedStep
 from lohan.vocabulary import Tier
 
@@ -53,16 +54,13 @@ def question_of(plan: Plan, machine: Machine) -> Question:
     )
 
 
-def advice_for(question: Question) -> list[Advice] | None:
-    """Changes that make a step clearly faster, the best first; None where it does not fit itself.
+def advice_for(plan: Plan, machine: Machine) -> list[Advice]:
+    """Changes that make a step clearly faster than the plan in use does, the best first.
 
     Raises:
-        ConfigError: it cannot be planned.
+        ConfigError: they cannot be planned.
     """
-    judge = Judge()
-    taken = judge.best(question)
-    if taken is None:
-        return None
+    question, taken, judge = _in_use(plan, machine)
     # The best of those that change the machine or a setting, and a larger batch for itself: what
     # that does to learning is the user's to judge.
     found = [
@@ -77,15 +75,20 @@ def advice_for(question: Question) -> list[Advice] | None:
     return sorted(found, key=lambda one: -one.factor)
 
 
-def larger_batch(question: Question) -> BatchChoice | None:
+def larger_batch(plan: Plan, machine: Machine) -> BatchChoice | None:
     """The batch `advice_for` would take, if it is much faster or wears much less; None if not.
 
     Raises:
         ConfigError: it cannot be planned.
     """
-    judge = Judge()
-    taken = judge.best(question)
-    return None if taken is None else _larger_batch(question, taken.step, judge)
+    question, taken, judge = _in_use(plan, machine)
+    return _larger_batch(question, taken.step, judge)
+
+
+def _in_use(plan: Plan, machine: Machine) -> tuple[Question, JudgedPlan, Judge]:
+    taken = JudgedPlan(plan=plan, step=quick_step(plan, machine))
+    # As `lohan plan` does: a thorough search of every change took longer than a short run.
+    return question_of(plan, machine), taken, Judge(is_thorough=False)
 
 
 def _larger_batch(question: Question, now: SimulatedStep, judge: Judge) -> BatchChoice | None:

@@ -159,6 +159,20 @@ class BufferPool:
             self._enter(buffer)
         return buffer
 
+    def part_of(self, whole: Buffer, offset_bytes: int, nbytes: int) -> Buffer:
+        """Lease a part of a buffer; the caller knows which parts are free."""
+        with self._lock:
+            self._refuse_if_closed()
+            part = Buffer(
+                self,
+                whole._alive(),
+                offset_bytes=whole._offset_bytes + offset_bytes,
+                nbytes=nbytes,
+                slot=None,
+            )
+            self._enter(part)
+        return part
+
     def take_back(self, buffer: Buffer) -> None:
         """End a lease. Views made of it stay safe to read but mean nothing any more.
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from lohan.errors import ScheduleError
+from lohan.errors import bug
 from lohan.ssd import ALIGNMENT_BYTES, Operation, StripedTicket
 from lohan.store.format.parts import ComputeFormat, Part
 
@@ -59,11 +59,6 @@ class StoreTicket:
         """Of the first byte."""
         return self.memory.address + self.offset_bytes
 
-    @property
-    def is_in_ram(self) -> bool:
-        """Whether no SSD was involved."""
-        return self.striped is None
-
     def tensor(self) -> torch.Tensor:
         """The elements as a flat tensor over the same memory. Wait for the ticket first."""
         return tensor_over(self.memory, self.offset_bytes, self.num_elements, self.dtype)
@@ -95,17 +90,11 @@ def checked_memory(
         ScheduleError: so that nothing outside the lease is ever touched.
     """
     if memory is None:
-        raise ScheduleError(
-            f"{what} was read without memory to read it to",
-            why="it lies on SSD",
-            remedy="lease a buffer for what is not in RAM; this is a mistake in lohan",
-        )
+        raise bug(f"{what} lies on SSD and was read without memory to read it to")
     room_bytes = -(-memory.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES - offset_bytes
     if (memory.address + offset_bytes) % ALIGNMENT_BYTES or offset_bytes < 0 or room_bytes < nbytes:
-        raise ScheduleError(
+        raise bug(
             f"{what} needs {nbytes} bytes of memory on a page boundary; {memory.nbytes} bytes at "
-            f"{memory.address:#x} were given, to be used from {offset_bytes}",
-            why="SSDs read and write whole pages",
-            remedy="lease a buffer of the range's bytes in whole pages; this is a mistake in lohan",
+            f"{memory.address:#x} were given, to be used from {offset_bytes}"
         )
     return memory

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from lohan.errors import CheckpointError, ConfigError, ScheduleError, nearest_names
+from lohan.errors import CheckpointError, ConfigError, bug, nearest_names
 from lohan.fields import convert
 from lohan.ssd import ALIGNMENT_BYTES
 from lohan.ssd.layout import damaged_fields, refuse_other_version
@@ -131,11 +131,9 @@ class BlockLayout:
         """
         length = self.num_positions(part)
         if not 0 <= begin < end <= length or begin % GRAIN or (end % GRAIN and end != length):
-            raise ScheduleError(
-                f"positions [{begin}, {end}) of {part} of block {self.name} were asked for",
-                why=f"it has {length} positions, and ranges begin and end at multiples of {GRAIN} "
-                "or at its end",
-                remedy="cut blocks with `chunks`; this is a mistake in lohan",
+            raise bug(
+                f"positions [{begin}, {end}) of {part} of block {self.name} were asked for, which "
+                f"has {length}; ranges begin and end at multiples of {GRAIN} or at its end"
             )
         offset_bytes = begin * part.bytes_per_parameter
         end_bytes = _round_up(end * part.bytes_per_parameter, ALIGNMENT_BYTES)
@@ -244,10 +242,8 @@ class StateLayout:
             ScheduleError: there is no such block.
         """
         if not 0 <= block < len(self.blocks):
-            raise ScheduleError(
-                f"block {block} was asked for",
-                why=f"the model has {len(self.blocks)} blocks, counted from 0",
-                remedy="ask for blocks of this model; this is a mistake in lohan",
+            raise bug(
+                f"block {block} of a model that has {len(self.blocks)} blocks, counted from 0"
             )
         return self.blocks[block]
 

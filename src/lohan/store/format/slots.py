@@ -33,7 +33,7 @@ sealed: a process that ends before the next seal leaves nothing to resume from.
 import bisect
 from enum import IntEnum, StrEnum
 
-from lohan.errors import CheckpointError, ScheduleError
+from lohan.errors import CheckpointError, LohanError, bug
 from lohan.store.format.layout import BlockLayout
 from lohan.store.format.parts import Part
 
@@ -217,10 +217,5 @@ class BlockSlots:
                 remedy="close the run and open it again: it continues from its last seal",
             )
 
-    def _refusal(self, event: str, why: str) -> ScheduleError:
-        return ScheduleError(
-            f"block {self._layout.name}, which is {self.state}, {event}",
-            why=why,
-            remedy="order the tasks as the note on the slots of a block says; this is a mistake "
-            "in lohan",
-        )
+    def _refusal(self, event: str, why: str) -> LohanError:
+        return bug(f"block {self._layout.name}, which is {self.state}, {event}: {why}")

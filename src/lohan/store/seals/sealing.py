@@ -7,12 +7,12 @@ means, is in `states`. Used by `states` and `opening`.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lohan.durable_files import sync_directory
 from lohan.errors import CheckpointError, ConfigError, RankLost
-from lohan.ssd import RunDirectories
+from lohan.ssd import Buffer, RunDirectories
 from lohan.store.files.state_file import Home, StateFile, home_of
 from lohan.store.format.layout import ByteRange
 from lohan.store.format.residents import Residents
@@ -31,6 +31,17 @@ Agree = Callable[[Callable[[], Manifest]], Manifest]
 """Gets what prepares a seal, and returns once every rank has done so and it is on record."""
 
 
+def due_residents(
+    residents: Residents, slots: Mapping[BlockId, BlockSlots]
+) -> Iterator[tuple[Home, Buffer]]:
+    """Resident parts that have changed since the last seal, each with where the next writes it."""
+    for block, part, buffer in residents.all():
+        books = slots[block]
+        is_due = not part.is_frozen or books.sealed_slot is None
+        if books.state is BlockState.AHEAD and is_due:
+            yield home_of(block, part, books.current_slot), buffer
+
+
 def write_residents(
     file: StateFile, residents: Residents, slots: Mapping[BlockId, BlockSlots]
 ) -> None:
@@ -42,13 +53,9 @@ def write_residents(
     writes = []
     errors = []
     try:
-        for block, part, buffer in residents.all():
-            books = slots[block]
-            is_due = not part.is_frozen or books.sealed_slot is None
-            if books.state is BlockState.AHEAD and is_due:
-                home = home_of(block, part, books.current_slot)
-                where = ByteRange(offset_bytes=0, nbytes=buffer.nbytes)
-                writes.append((home, file.start_write(home, where, address=buffer.address)))
+        for home, buffer in due_residents(residents, slots):
+            where = ByteRange(offset_bytes=0, nbytes=buffer.nbytes)
+            writes.append((home, file.start_write(home, where, address=buffer.address)))
     finally:
         for home, ticket in writes:
             errors.append(file.settle(ticket, file.describe(home)))

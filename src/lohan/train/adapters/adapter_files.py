@@ -11,12 +11,11 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from lohan.errors import ConfigError, LohanError
 from lohan.ssd.runs.partial_directory import partial_directory
@@ -90,8 +89,8 @@ def saved_names(model: Any, *, is_named: bool) -> dict[str, str]:
 
 
 def export_adapter(
-    model: nn.Module,
-    names: dict[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, str],
     tensors: Iterable[tuple[str, torch.Tensor]],
     out: Path,
     *,
@@ -102,7 +101,7 @@ def export_adapter(
     """Write an adapter that `PeftModel.from_pretrained` loads; one tensor is in RAM at a time.
 
     Args:
-        model: PEFT's, for shapes; its parameters need no values.
+        shapes: of the tensors by the names they are trained under.
         names: of `saved_names`.
         tensors: names and fp32 masters; those of no use here are left out.
         fields: of `config_fields`.
@@ -116,7 +115,6 @@ def export_adapter(
     out = Path(os.path.realpath(out))
     is_merge = should_merge and out.is_dir()
     refuse_taken(out, should_merge=should_merge)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     content = [(saved, torch.float32, shapes[name]) for saved, name in names.items()]
     with partial_directory(out, is_merge) as partial:
         writer = ShardWriter(partial / WEIGHTS_NAME, content)
@@ -138,7 +136,7 @@ def export_adapter(
 
 
 def _write_tensors(
-    writer: ShardWriter, names: dict[str, str], tensors: Iterable[tuple[str, torch.Tensor]]
+    writer: ShardWriter, names: Mapping[str, str], tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
     places: dict[str, list[StoredTensor]] = {}
     for place in writer.places:

@@ -3,6 +3,7 @@
 Owns what of a trainer is different where a frozen base has an adapter. Used by the trainers.
 """
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,8 +19,12 @@ from lohan.train.weights.check_export import ModelDirectoryReport
 
 ADAPTER = "adapter"
 """Its name in a seal: what adapter_config.json holds."""
+ADAPTER_TENSORS = "adapter_tensors"
+"""Likewise: names in its file, each with the name of the tensor in the states."""
 # Where the base lies and who wrote the adapter does not make it another one.
 _NOT_THE_ADAPTER = ("base_model_name_or_path", "revision", "peft_version", "auto_mapping")
+_REFERENCE = "ref"
+"""TRL's name of the copy it makes of an adapter that a model came with."""
 Tensors = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -28,6 +33,8 @@ class Adapting:
 
     def __init__(self, model: Any, peft_config: Any, *, is_named: bool) -> None:
         self._is_named = is_named
+        self._is_given = is_adapted(model)
+        """Whether the model came with the adapter."""
         self._model: Any = None
         self._names: dict[str, tuple[str, ...]] | None = None
         self._hollow: HollowBase | None = None
@@ -45,6 +52,8 @@ class Adapting:
         Raises:
             ConfigError: it cannot be trained exactly.
         """
+        if self._is_given and len(model.peft_config) > 1 and _REFERENCE in model.peft_config:
+            model.delete_adapter(_REFERENCE)  # what it gives is computed before it would differ
         refuse_unexpected(model, has_values=not self._is_named)
         if not is_adapted(model):
             return
@@ -64,6 +73,21 @@ class Adapting:
     def is_on(self) -> bool:
         """Whether the model has an adapter; if not, nothing here is to be called."""
         return self._model is not None
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """The model, before its first step, as TRL compares it with itself: without an adapter
+        that training begins with, with one that it came with. No parameter is touched."""
+        parts = [] if self._is_given or not self.is_on else list(self._model.modules())
+        parts = [one for one in parts if hasattr(one, "_disable_adapters")]
+        before = [one._disable_adapters for one in parts]
+        try:
+            for one in parts:
+                one._disable_adapters = True
+            yield
+        finally:
+            for one, is_off in zip(parts, before, strict=True):
+                one._disable_adapters = is_off
 
     def first_weights(
         self, tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype
@@ -85,7 +109,9 @@ class Adapting:
 
     def sealed(self, model_name: str) -> dict[str, Any]:
         """What a seal says of the adapter, so that it can be exported."""
-        return {ADAPTER: self._fields(model_name)} if self.is_on else {}
+        if not self.is_on:
+            return {}
+        return {ADAPTER: self._fields(model_name), ADAPTER_TENSORS: self._saved}
 
     @property
     def are_frozen_written(self) -> bool:
@@ -100,7 +126,7 @@ class Adapting:
     ) -> ModelDirectoryReport:
         """Write the adapter, in PEFT's layout. Raises as `export_adapter`."""
         return export_adapter(
-            self._model,
+            {name: tuple(one.shape) for name, one in self._model.named_parameters()},
             self._saved,
             weights,
             folder,

@@ -11,6 +11,8 @@ from typing import Any
 
 _COLUMNS = ("input_ids", "labels", "seq_lengths", "messages", "prompt", "completion", "text")
 _BATCH_ROWS = 1000
+_PICTURE_ROWS = 20
+"""At a time of a table that holds files: they may be large."""
 
 
 def hash_rows(dataset: Any, columns: Collection[str] | None) -> str | None:
@@ -27,7 +29,10 @@ def hash_rows(dataset: Any, columns: Collection[str] | None) -> str | None:
     more = set(known if columns is None else columns).difference(_COLUMNS)
     names = [name for name in (*_COLUMNS, *sorted(more)) if name in known] or known
     digest = hashlib.sha256(json.dumps([len(dataset), names]).encode())
-    for batch in dataset.select_columns(names).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+    chosen = dataset.select_columns(names)
+    has_files = "binary" in str(chosen.data.schema)
+    num_rows = _PICTURE_ROWS if has_files else _BATCH_ROWS
+    for batch in chosen.with_format("arrow").iter(batch_size=num_rows):
         for name in names:
             for chunk in batch.column(name).chunks:
                 _update(digest, chunk)
@@ -42,4 +47,8 @@ def _update(digest: Any, chunk: Any) -> None:
         values = chunk.flatten().to_numpy(zero_copy_only=False)
         digest.update(values.astype("int64").tobytes())
     else:
-        digest.update(json.dumps(chunk.to_pylist(), default=str).encode())
+        digest.update(json.dumps(chunk.to_pylist(), default=_in_words).encode())
+
+
+def _in_words(value: Any) -> str:
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)

@@ -37,6 +37,10 @@ class RowFormat:
     is_chat: Callable[[Mapping[str, Any]], bool]
     """Whether a converted row needs a chat template."""
 
+    def fits(self, row: Row) -> bool:
+        """Whether a row has the columns."""
+        return all(column in row.fields for column in self.needs)
+
 
 # TRL's own default: a saved configuration names it without anybody having asked for it.
 _DEFAULT_TEXT_COLUMN = "text"
@@ -63,10 +67,16 @@ def recognise(row: Row, *, text_column: str | None = None, forms: str = "sft") -
             remedy="correct dataset_text_field, or leave it out",
         )
     known = FORMS[forms]
-    fitting = [form for form in known if all(column in row.fields for column in form.needs)]
-    if len(fitting) == 1:
-        return fitting[0]
+    fitting = [form for form in known if form.fits(row)]
     shown = ", ".join(columns)
+    if len(fitting) == 1 and not (fitting[0] is _PROMPTED and _is_judged(row)):
+        return fitting[0]
+    if len(fitting) == 1:
+        raise ConfigError(
+            f"{row.place} has the columns {shown}, and label is {row.fields['label']!r}",
+            why="answers that are not liked would be learned like the others",
+            remedy="train with --task kto; or delete the column label and the rows to leave out",
+        )
     if fitting:
         names = " and ".join(form.name for form in fitting)
         raise ConfigError(
@@ -76,10 +86,13 @@ def recognise(row: Row, *, text_column: str | None = None, forms: str = "sft") -
         )
     wanted = "; ".join(f"{form.name}: {', '.join(form.needs)}" for form in known)
     is_text = forms in ("sft", "text")
+    others = [task for task, form in _TASKS.items() if form not in known and form.fits(row)]
     raise ConfigError(
         f"{row.place} has the columns {shown or '(none)'}: no known form",
         why=f"known forms and their columns are {wanted}",
-        remedy="rename the columns, or name the one with the text with dataset_text_field"
+        remedy=f"such rows are trained on with --task {others[0]}"
+        if others
+        else "rename the columns, or name the one with the text with dataset_text_field"
         if is_text
         else "rename the columns, or train another task with --task",
     )
@@ -187,11 +200,18 @@ def _from_pair(row: Row) -> dict[str, Any]:
 
 def _from_judged(row: Row) -> dict[str, Any]:
     label = row.fields["label"]
-    meant = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-    if str(label).strip().lower() not in meant:
+    if not _is_judged(row):
         raise _wrong(row, "label", label, "true or false")
     answer = _of_one_kind(row, ["prompt", "completion"])
-    return {**answer, "label": meant[str(label).strip().lower()]}
+    return {**answer, "label": _LABELS[str(label).strip().lower()]}
+
+
+_LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+def _is_judged(row: Row) -> bool:
+    """Whether a row says that its answer is liked, or not."""
+    return str(row.fields.get("label")).strip().lower() in _LABELS
 
 
 def _of_one_kind(row: Row, names: list[str]) -> dict[str, Any]:
@@ -233,18 +253,19 @@ def _always(_: Mapping[str, Any]) -> bool:
     return True
 
 
+_PROMPTED = RowFormat(
+    name="prompt and completion",
+    needs=("prompt", "completion"),
+    convert=_from_prompt,
+    is_chat=lambda row: not isinstance(row["prompt"], str),
+)
 FORMATS = (
     RowFormat(name="messages", needs=("messages",), convert=_from_messages, is_chat=_always),
     RowFormat(name="ShareGPT", needs=("conversations",), convert=_from_sharegpt, is_chat=_always),
     RowFormat(
         name="alpaca", needs=("instruction", "output"), convert=_from_alpaca, is_chat=_always
     ),
-    RowFormat(
-        name="prompt and completion",
-        needs=("prompt", "completion"),
-        convert=_from_prompt,
-        is_chat=lambda row: not isinstance(row["prompt"], str),
-    ),
+    _PROMPTED,
     _text_format("text"),
 )
 _PAIRS = RowFormat(name="pairs", needs=("chosen", "rejected"), convert=_from_pair, is_chat=_is_chat)
@@ -254,6 +275,7 @@ _JUDGED = RowFormat(
     convert=_from_judged,
     is_chat=_is_chat,
 )
+_TASKS = {"dpo": _PAIRS, "kto": _JUDGED}
 FORMS: dict[str, tuple[RowFormat, ...]] = {
     "sft": FORMATS,
     "text": FORMATS[-1:],

@@ -35,12 +35,18 @@ def needed_bytes(
     archive_steps: int | None,
     save_total_limit: int | None,
     num_models: int = 1,
+    save_model_steps: int | None = None,
 ) -> tuple[int, int]:
     """Bytes a run will hold in its output folder at most, and how many archives that counts."""
-    num_archives = 0 if archive_steps is None else num_steps // archive_steps
-    if save_total_limit is not None and save_total_limit > 0:
-        # A new archive is complete before the oldest one goes.
-        num_archives = min(num_archives, save_total_limit + 1)
+
+    def num_kept(every: int | None) -> int:
+        made = 0 if every is None else num_steps // every
+        if save_total_limit is None or save_total_limit <= 0:
+            return made
+        return min(made, save_total_limit + 1)  # a new one is complete before the oldest goes
+
+    num_archives = num_kept(archive_steps)
+    num_models += num_kept(save_model_steps)
     archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
     models = num_models * _MODEL_BYTES_PER_PARAMETER * num_parameters
     return archives + models + _BESIDE_BYTES, num_archives
@@ -54,6 +60,7 @@ def out_uses(
     archive_steps: int | None,
     save_total_limit: int | None,
     num_models: int = 1,
+    save_model_steps: int | None = None,
 ) -> list[DriveUse]:
     """What a run will hold in its output folder at most. A model is written beside its place and
     moved there, so it takes its room once; the best one is kept beside the last."""
@@ -63,13 +70,15 @@ def out_uses(
         archive_steps=archive_steps,
         save_total_limit=save_total_limit,
         num_models=num_models,
+        save_model_steps=save_model_steps,
     )
     archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
     return [
         DriveUse(
             path=out,
             purpose="the finished model"
-            + (" twice (the best one stays)" if num_models > 1 else ""),
+            + (" twice (the best one stays)" if num_models > 1 else "")
+            + (", and those of steps" if save_model_steps is not None else ""),
             nbytes=nbytes - archives,
         ),
         DriveUse(path=out, purpose=f"{num_archives} archive(s)", nbytes=archives),

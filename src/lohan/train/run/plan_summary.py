@@ -14,7 +14,7 @@ from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.plan.run_room import DriveRoom
-from lohan.simulate.answers.advice import larger_batch, question_of
+from lohan.simulate.answers.advice import larger_batch
 from lohan.simulate.answers.batch_advice import BatchChoice
 from lohan.units import format_bytes, format_bytes_decimal, format_seconds
 from lohan.vocabulary import Choice, Tier
@@ -111,7 +111,7 @@ def cautions(
     found = run_warnings(machine, plan.ledger, written_bytes=written, rooms=rooms)
     # What cannot be planned, such as a policy that is a function, is not advised on.
     with contextlib.suppress(ConfigError, DoesNotFit):
-        choice = larger_batch(question_of(plan, machine))
+        choice = larger_batch(plan, machine)
         if choice is not None:
             found.append(batch_in_words(choice, plan.workload.batch))
     return found

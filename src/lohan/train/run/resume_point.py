@@ -36,6 +36,8 @@ TRAINER_NAME = "trainer_state.json"
 STATES_FOLDER = "states"
 REFERENCE_NAME = "reference.safetensors"
 """Of runs that compare with their first weights: what these gave for every row."""
+MODEL_KEPT = "is_model_kept"
+"""In a resume file: the model in the folder stays when a newer one is sealed."""
 VERSION = 2
 UNLISTED_VERSION = 1
 """Of folders of older releases, which have no list of their files."""
@@ -267,23 +269,31 @@ def remove_old(
     best: str | None = None,
     save_total_limit: int | None,
 ) -> None:
-    """Delete what no resume can use: small folders of older seals, and archives past the limit.
+    """Delete what no resume can use: small folders of older seals; archives and models that were
+    asked for past the limit.
 
     Args:
         best: the folder of the best model so far, which stays.
     """
     kept = (newest.name, pathlib.PurePath(best).name if best is not None else None)
     _remove_halves(out)
-    archives = []
+    asked = []
     for path in checkpoints(out):
-        if has_archive(path):
-            archives.append(path)
+        if has_archive(path) or _keeps_model(path):
+            asked.append(path)
         elif path.name not in kept:
             _remove(path)
     if save_total_limit is not None and save_total_limit > 0:
-        for path in archives[:-save_total_limit]:
+        for path in asked[:-save_total_limit]:
             if path.name not in kept:
                 _remove(path)
+
+
+def _keeps_model(path: pathlib.Path) -> bool:
+    try:
+        return bool(json.loads((path / RESUME_NAME).read_text("utf-8")).get(MODEL_KEPT))
+    except ValueError:
+        return True  # damaged, so nobody knows what it was to be
 
 
 def _remove(path: pathlib.Path) -> None:

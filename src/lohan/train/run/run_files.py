@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from lohan.durable_files import write_json, write_text
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.report.page import write_report
-from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence, question_of
+from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence
 from lohan.trace import chrome_json
 from lohan.train.run.out_folder import HeldFolder
 from lohan.train.run.plan_summary import plan_in_words
@@ -118,6 +118,7 @@ def write_summary(trainer: Any, out: pathlib.Path, *, seconds: float) -> dict[st
         "last_loss": losses[-1] if losses else None,
         "written_bytes": trainer.written_bytes,
         "peak_bytes": {tier: nbytes for tier, nbytes in peaks.items() if nbytes is not None},
+        "gpu_reserved_bytes": trainer.engine.gpu_reserved_bytes,
         "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         "data_hash": trainer.data_hash,
         "versions": package_versions(),
@@ -137,7 +138,7 @@ def _limit_and_advice(trainer: Any) -> dict[str, Any]:
     if trainer.engine.plan is not None:
         # What cannot be planned, such as a policy that is a function, is not advised on.
         with contextlib.suppress(ConfigError, DoesNotFit):
-            advice = advice_for(question_of(trainer.engine.plan, trainer.engine.machine))
+            advice = advice_for(trainer.engine.plan, trainer.engine.machine)
     return found if advice is None else {**found, "advice": [asdict(one) for one in advice]}
 
 

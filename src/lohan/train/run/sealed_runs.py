@@ -9,7 +9,7 @@ import errno
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from lohan.store.seals.commits import (
 )
 from lohan.store.seals.manifest import MANIFEST_NAME
 from lohan.train.adapters.adapter_files import export_adapter, saved_names
-from lohan.train.adapters.adapting import ADAPTER
+from lohan.train.adapters.adapting import ADAPTER, ADAPTER_TENSORS
 from lohan.train.adapters.merging import adapted_skeleton, merged_tensors, refuse_unmergeable
 from lohan.train.run.resume_point import read_resume
 from lohan.train.weights.check_export import ModelDirectoryReport
@@ -214,25 +214,47 @@ def export_run(
     with opened_run(place) as store:
         is_bf16 = store.compute_format is ComputeFormat.BF16
         compute_dtype = torch.bfloat16 if is_bf16 else torch.float16
-        source = _source_of(place, store.sealed, model, compute_dtype, trust_remote_code)
-        adapter = store.sealed.metadata.get("user", {}).get(ADAPTER)
+        said = store.sealed.metadata.get("user", {})
+        adapter, names = said.get(ADAPTER), said.get(ADAPTER_TENSORS)
+        source, lack = None, ""
+        try:
+            source = _source_of(place, store.sealed, model, compute_dtype, trust_remote_code)
+        except ConfigError as error:
+            # The adapter alone is in the states (shapes not, of slices); a model that is named has
+            # to be there.
+            is_whole = names is not None and store.num_ranks == 1
+            if not is_whole or should_merge_adapter or model is not None:
+                raise
+            lack = f"without the tokenizer, which is the base's: {error.what}"
         adapted: Any = None
-        if adapter is not None:
-            adapted = adapted_skeleton(source.make_model(), adapter)
-        shapes = _refuse_other_model(source, adapted, store, place)
-        if should_merge_adapter:
-            _refuse_unmergeable(adapted, source, place)
-        should_leave_base = adapted is not None and not should_merge_adapter
+        shapes: Mapping[str, tuple[int, ...]] = store.shapes()
+        if source is not None:
+            if adapter is not None:
+                adapted = adapted_skeleton(source.make_model(), adapter)
+            shapes = _refuse_other_model(source, adapted, store, place)
+            if should_merge_adapter:
+                _refuse_unmergeable(adapted, source, place)
+        should_leave_base = adapter is not None and not should_merge_adapter
+        are_frozen_wanted = True
+        if should_leave_base:
+            names = saved_names(adapted, is_named=True) if names is None else names
+            are_frozen_wanted = not store.trained.issuperset(names.values())
         # Closed here, before the store, whatever becomes of the export.
         with contextlib.closing(  # type: ignore[type-var]
-            store.masters(are_frozen_wanted=not should_leave_base)
+            store.masters(are_frozen_wanted=are_frozen_wanted)
         ) as flat:
             masters = ((name, one.view(shapes[name])) for name, one in flat)
             if should_leave_base:
-                names, tokenizer = saved_names(adapted, is_named=True), source.load_tokenizer()
-                return export_adapter(
-                    adapted, names, masters, out, fields=adapter, tokenizer=tokenizer
+                report = export_adapter(
+                    shapes,
+                    names,
+                    masters,
+                    out,
+                    fields=adapter,
+                    tokenizer=source.load_tokenizer() if source is not None else None,
                 )
+                return replace(report, remarks=(*report.remarks, *([lack] if lack else [])))
+            assert source is not None
             tensors: Iterator[tuple[str, torch.Tensor]] = masters
             if adapted is not None:
                 tensors = merged_tensors(adapted, masters, dtype or compute_dtype)

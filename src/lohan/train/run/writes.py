@@ -6,6 +6,7 @@ and `progress`.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from lohan.engine.planning.write_limit import WriteLimit, deferred_share, written_by_seal
@@ -38,16 +39,35 @@ def planned_steps(
 
 def planned_seals(trainer: Any, num_steps: int) -> int:
     """Seals in so many steps, the last one included."""
-    args, every = trainer.args, trainer.offload.archive_steps
+    args = trainer.args
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
+    return seals_in(
+        num_steps,
+        save_strategy=strategy,
+        save_steps=args.save_steps,
+        num_train_epochs=args.num_train_epochs,
+        others=(trainer.offload.archive_steps, trainer.offload.save_model_steps),
+    )
+
+
+def seals_in(
+    num_steps: int,
+    *,
+    save_strategy: str,
+    save_steps: float,
+    num_train_epochs: float,
+    others: Sequence[int | None],
+) -> int:
+    """Seals of a run of these settings, the last one included; `others` come every so many steps,
+    archives say."""
     num_seals = 1
-    if strategy == "steps":
-        steps = args.save_steps
-        every_steps = max(1, math.ceil(num_steps * steps) if steps < 1 else int(steps))
+    if save_strategy == "steps":
+        share = save_steps < 1
+        every_steps = max(1, math.ceil(num_steps * save_steps) if share else int(save_steps))
         num_seals += max(0, num_steps - 1) // every_steps  # the last step is sealed once
-    elif strategy == "epoch":
-        num_seals = max(1, math.ceil(args.num_train_epochs))
-    return num_seals + (num_steps // every if every is not None else 0)
+    elif save_strategy == "epoch":
+        num_seals = max(1, math.ceil(num_train_epochs))
+    return num_seals + sum(num_steps // every for every in others if every is not None)
 
 
 def write_limit_of(trainer: Any) -> WriteLimit | None:

@@ -87,7 +87,7 @@ def adapter_asked(written: Mapping[str, Any]) -> AdapterSettings | None:
         written: values that were written, checked; others than an adapter's are left alone.
 
     Raises:
-        ConfigError: one is described and switched off.
+        ConfigError: one is described and switched off, or a number is out of its range.
     """
     given = {name: value for name, value in written.items() if name in FIELDS}
     if not given.get("use_peft", True):
@@ -99,4 +99,18 @@ def adapter_asked(written: Mapping[str, Any]) -> AdapterSettings | None:
                 remedy="leave use_peft out, or the other",
             )
         return None
-    return AdapterSettings(**{**given, "use_peft": True}) if given else None
+    if not given:
+        return None
+    found = AdapterSettings(**{**given, "use_peft": True})
+    for name, is_valid, wanted in (
+        ("lora_r", found.lora_r >= 1, "1 or more"),
+        ("lora_alpha", found.lora_alpha > 0, "above 0"),
+        ("lora_dropout", 0 <= found.lora_dropout < 1, "0 or more and below 1"),
+    ):
+        if not is_valid:  # PEFT takes some of them, and trains nothing or against the loss
+            raise ConfigError(
+                f"{name} is {getattr(found, name)}",
+                why=f"it must be {wanted}",
+                remedy=f"set {name} to {wanted}",
+            )
+    return found

@@ -101,6 +101,7 @@ _OURS = {
     "device": "offload: {device: cuda}, or --device cuda",
     "write_budget": "offload: {write_budget: 300TB}",
     "archive_steps": "offload: {archive_steps: 500}",
+    "save_model_steps": "offload: {save_model_steps: 500}",
 }
 
 

@@ -35,6 +35,8 @@ class OffloadConfig:
     from their wear counters, or assumes what is usual."""
     archive_steps: int | None = None
     """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
+    save_model_steps: int | None = None
+    """Optimizer steps between models that stay in OUT/checkpoint-N; None keeps none."""
     reduction_groups: int | None = None
     """Groups that a step's micro-batches are dealt to; None: one per rank."""
     is_tracing: bool = False
@@ -58,6 +60,8 @@ HELP: dict[str, str] = {
     "holds, and then called assumed.",
     "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
     "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
+    "save_model_steps": "Optimizer steps between models, or adapters, that stay in "
+    "OUT/checkpoint-N for from_pretrained, as many as save_total_limit says. Left out: none.",
     "reduction_groups": "Groups that a step's micro-batches are dealt to, whose gradients are "
     "added in fp32. Results depend on this number and not on that of ranks (docs/ranks.md). Left "
     "out: one per rank, or as the run was started with.",
@@ -103,7 +107,7 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     values: dict[str, Any] = {key: found[key] for key in (*_SIZES, *_NAMED) if key in found}
     for key in _SIZES:
         if key in values:
-            values[key] = _size_bytes(values[key], f"{where}.{key}")
+            values[key] = size_bytes(values[key], f"{where}.{key}")
     for key, example in _NAMED.items():
         if not isinstance(values.get(key), str | None):
             raise ConfigError(
@@ -114,6 +118,7 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
     return OffloadConfig(
         ssd=_directories(found.get("ssd"), f"{where}.ssd"),
         archive_steps=_count(found, "archive_steps", where, "optimizer steps"),
+        save_model_steps=_count(found, "save_model_steps", where, "optimizer steps"),
         reduction_groups=_count(found, "reduction_groups", where, "reduction groups"),
         ssd_rated_bytes=read_lives(found.get("ssd_rated_tbw"), f"{where}.ssd_rated_tbw"),
         is_tracing=_truth(found.get("trace"), f"{where}.trace"),
@@ -142,7 +147,8 @@ def _directories(found: Any, where: str) -> tuple[str, ...]:
     return paths
 
 
-def _size_bytes(found: Any, where: str, *, unit: str = "GiB") -> int | None:
+def size_bytes(found: Any, where: str, *, unit: str = "GiB") -> int | None:
+    """A size as it is written. Raises ConfigError."""
     if found is None:
         return None
     given = str(found).strip()
@@ -175,7 +181,7 @@ def read_lives(found: Any, where: str) -> tuple[int, ...] | None:
         ConfigError: one is not valid.
     """
     listed = found if isinstance(found, list | tuple) else [found]
-    lives = [_size_bytes(one, where, unit="TB") for one in listed]
+    lives = [size_bytes(one, where, unit="TB") for one in listed]
     return tuple(one for one in lives if one is not None) or None
 
 

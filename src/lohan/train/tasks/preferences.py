@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import trl
 
+from lohan.train.adapters.kinds import is_adapted
 from lohan.train.tasks.references import ReferenceMixin
 from lohan.train.trainer.shared_forward import refuse_second_draws
 from lohan.train.trainer.trainer import OffloadMixin
@@ -22,14 +23,14 @@ _PAIRS = (("prompt_ids", "chosen_ids"), ("prompt_ids", "rejected_ids"))
 
 def _call_with_inputs(model: Any, batch: Any) -> Any:
     """The model on what of a batch is an input of it: to plan with, and for nothing else."""
-    known = inspect.signature(type(model).forward).parameters
+    plain = model.get_base_model() if is_adapted(model) else model
+    known = inspect.signature(type(plain).forward).parameters
     return model(**{name: value for name, value in batch.items() if name in known})
 
 
 class PairsMixin(OffloadMixin):
     """Batches have more in them than a model takes."""
 
-    _takes_adapters = False
     is_loss_of_tokens = False
 
     def _planning_call(self) -> Any:

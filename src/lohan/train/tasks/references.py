@@ -38,6 +38,7 @@ class ReferenceMixin(OffloadMixin):
     """The class of the trainer's arguments."""
     train_dataset: Any
     eval_dataset: Any
+    ref_model: Any
     compute_ref_log_probs: Any
     """TRL's: log-probabilities of a batch, by columns of the table."""
 
@@ -96,6 +97,7 @@ class ReferenceMixin(OffloadMixin):
         for name, batch_size in due.items():
             found = self._computed(self._tables()[name], batch_size)
             self._references[name] = found
+        self.plan_ahead(may_shrink=True)  # the batches above may be larger than those of a step
         self._put_in_place()
 
     def evaluate(self, eval_dataset: Any = None, *more: Any, **kwargs: Any) -> Any:
@@ -124,9 +126,14 @@ class ReferenceMixin(OffloadMixin):
         self._tell_cost(len(loader), len(dataset))
         was_training = self.model.training
         self.model.eval()
+        if self.adapting.is_on:
+            self.ref_model = self.model  # or TRL switches adapters, batch by batch, in threads
         try:
-            parts = [self._forwards(batches) for batches in _groups(loader, self._num_at_once())]
+            with self.adapting.as_reference():
+                groups = _groups(loader, self._num_at_once())
+                parts = [self._forwards(batches) for batches in groups]
         finally:
+            self.ref_model = None
             self.model.train(was_training)
             set_random_state(before)
         columns = zip(*(one for part in parts for one in part), strict=True)
@@ -211,8 +218,9 @@ class ReferenceMixin(OffloadMixin):
             )
         with safetensors.safe_open(path, framework="pt") as file:
             hashes: Mapping[str, str] = file.metadata() or {}
-            for name in self._due:
-                is_same = hashes.get(name) == self._hashes[name]
+            # Rows to evaluate on that are not given now may come back with a later resume.
+            for name in {**self._due, **hashes}:
+                is_same = hashes.get(name) == self._hashes.setdefault(name, hashes.get(name, ""))
                 if name != "train" and not is_same:
                     raise ConfigError(
                         f"the rows to evaluate on ({name}) are not those of {checkpoint}",
@@ -221,8 +229,9 @@ class ReferenceMixin(OffloadMixin):
                     )
                 if is_same:
                     self._references[name] = {
-                        column: file.get_tensor(f"{name}/{column}")
-                        for column in self.reference_columns
+                        key.removeprefix(f"{name}/"): file.get_tensor(key)
+                        for key in file.keys()  # noqa: SIM118 - it is no mapping
+                        if key.startswith(f"{name}/")
                     }
         self._due = {}
         self._put_in_place()

@@ -46,7 +46,8 @@ class SealingFlow(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save at archive steps; save and stop when asked to, or when the budget is spent."""
         trainer = self._trainer
-        if trainer._is_archived(state.global_step):
+        step = state.global_step
+        if trainer._is_archived(step) or trainer._is_model_kept(step):
             control.should_save = True
         trainer.agree_to_stop()
         if trainer.stop_request.is_set:

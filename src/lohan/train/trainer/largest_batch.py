@@ -17,8 +17,11 @@ _TOKENS: Columns = (("input_ids",),)
 
 
 def longest_rows(table: Any, num_rows: int, columns: Columns = _TOKENS) -> Any | None:
-    """A table of the longest rows of a table of tokens; None where lengths are not known."""
+    """A table of the longest rows of a table of tokens, or of those with most pictures where
+    texts become tokens with them; None where neither is known."""
     lengths = row_lengths(table, columns)
+    if lengths is None:
+        lengths = _num_pictures(table)
     if lengths is None:
         return None
     longest = np.argsort(-lengths, kind="stable")[:num_rows]
@@ -38,6 +41,21 @@ def row_lengths(table: Any, columns: Columns = _TOKENS) -> "np.ndarray[Any, Any]
         return None
     lengths = [np.sum([found[name] for name in sequence], axis=0) for sequence in ways]
     return cast("np.ndarray[Any, Any]", np.max(lengths, axis=0))
+
+
+def _num_pictures(table: Any) -> "np.ndarray[Any, Any] | None":
+    """Pictures of each row, without reading any."""
+    from datasets import Dataset
+
+    if not isinstance(table, Dataset) or table.format["type"] == "custom":
+        return None
+    if "images" not in table.column_names:
+        # One each, where that is what the column holds.
+        return np.ones(len(table)) if "image" in table.column_names else None
+    chunks = table.data.column("images").chunks
+    counts = np.concatenate([chunk.value_lengths().fill_null(0).to_numpy() for chunk in chunks])
+    indices = table._indices  # of a table that was shuffled, or is a part of another
+    return counts if indices is None else counts[indices.column(0).to_numpy()]
 
 
 def refuse_unknown_tokens(table: Any, model: Any, columns: Columns = _TOKENS, *, what: str) -> None:

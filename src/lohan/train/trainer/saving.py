@@ -189,6 +189,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             num_written(self.model),
             num_steps=max(0, num_steps - self.state.global_step),
             archive_steps=self.offload.archive_steps,
+            save_model_steps=self.offload.save_model_steps,
             save_total_limit=self.args.save_total_limit,
             num_models=self.num_models_to_come,
         )
@@ -378,7 +379,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
         self.engine.seal(metadata)
         if self.is_first:
             self._remove_old(self.out / metadata["checkpoint"])
-        if self._is_archived(step) or self.is_best(step):
+        if self._has_model(step):
             self.hold_space()
 
     def _published(self, temporary: pathlib.Path, step: int) -> dict[str, Any]:
@@ -413,7 +414,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             self._write_small_files(temporary, step)
-        if self._is_archived(step) or self.is_best(step):
+        if self._has_model(step):
             self._release_space()
             self._export(temporary)
         if self._is_archived(step) and not self.is_first:
@@ -431,6 +432,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
         every = self.offload.archive_steps
         return every is not None and step > 0 and step % every == 0
 
+    def _is_model_kept(self, step: int) -> bool:
+        every = self.offload.save_model_steps
+        return every is not None and step > 0 and step % every == 0
+
+    def _has_model(self, step: int) -> bool:
+        return self._is_archived(step) or self._is_model_kept(step) or self.is_best(step)
+
     def _write_small_files(self, folder: pathlib.Path, step: int) -> None:
         self._note_callback_states()
         self.state.save_to_json(str(folder / resume_point.TRAINER_NAME))
@@ -444,7 +452,9 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             "arguments": self._comparable_arguments(),
             "model": self.model_identity,
             "data_hash": self.data_hash,
-            "written_bytes": self.written_bytes,
+            resume_point.MODEL_KEPT: self._is_model_kept(step),
+            # With what the seal that follows writes: then it is too late.
+            "written_bytes": self.written_bytes + self.engine.due_bytes,
             "versions": package_versions(),
         }
         if self.random_if_longer is not None and self.random_if_longer[0] == step:
@@ -515,8 +525,11 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             return self.adapting.export(
                 weights, folder, model_name=self.model_name, tokenizer=self.processing_class
             )
+        # Which class is meant by its configuration alone is known of language models only.
+        is_stock = type(self.model).__module__.startswith("transformers.")
+        made = self.model if is_stock else self.model.config
         return export_model(
-            self.source if self.source is not None else self.model.config,
+            self.source if self.source is not None else made,
             weights,
             folder,
             buffers=changed_buffers(self.engine.buffers),

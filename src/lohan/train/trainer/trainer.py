@@ -85,7 +85,6 @@ class OffloadMixin(SavingMixin):
     """Columns of a prepared table with tokens: those of one sequence in order, each way."""
     _head: str | None = None
     """What a model given by name has on top, where that is not what its configuration says."""
-    _takes_adapters = True
     is_loss_of_tokens = True
     """Whether the loss is a mean over tokens, which has a perplexity."""
 
@@ -116,14 +115,7 @@ class OffloadMixin(SavingMixin):
             self.model_name = os.fspath(model)
         if self.source is not None:
             model = make_named(self.source, args)
-        peft_config = kwargs.get("peft_config")
-        self.adapting = Adapting(model, peft_config, is_named=self.source is not None)
-        if not self._takes_adapters and (peft_config is not None or is_adapted(model)):
-            raise ConfigError(
-                f"{type(self).__name__} does not train adapters",
-                why="only supervised fine-tuning with them has been shown to have TRL's bits",
-                remedy="leave peft_config (--use_peft, --lora_...) out and train all parameters",
-            )
+        self.adapting = Adapting(model, kwargs.get("peft_config"), is_named=self.source is not None)
         self._prepare_saving()
         self.is_out_held = False
         """Whether whoever made this trainer keeps others out of the output folder already."""
@@ -371,15 +363,18 @@ class OffloadMixin(SavingMixin):
     def _add_known(self, batches: list[Any]) -> None:
         """Add what a loss needs besides one forward of the model with gradients."""
 
-    def plan_ahead(self) -> None:
+    def plan_ahead(self, *, may_shrink: bool = False) -> None:
         """Have the engine plan for the largest step of the run, before the first one.
+
+        Args:
+            may_shrink: also where it has planned for larger batches than a step has.
 
         Raises:
             DoesNotFit: it needs more memory than allowed; nothing was trained.
         """
         batches = self.largest_step()
         if batches is not None:
-            self.engine.prepare(batches)
+            self.engine.prepare(batches, may_shrink=may_shrink)
 
     def largest_step(self) -> list[Any] | None:
         """Micro-batches of the longest rows; None where rows cannot be looked at beforehand."""

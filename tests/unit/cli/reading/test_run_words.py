@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lohan.cli.reading.run_words import rooms_of, run_words
+from lohan.cli.reading.run_words import rooms_of, run_words, write_limit_of
 from lohan.errors import ConfigError
 from lohan.hardware.presets import machine_named
 from lohan.model.names import shape_of
@@ -61,6 +61,11 @@ def test_a_name_alone_is_a_model_with_the_usual_batch() -> None:
         (None, [], "no model is given"),
         ("gpt-13b", ["--lora_rank", "8"], 'unknown key "lora_rank"'),
         ("gpt-13b", ["--lora_r", "many"], "lora_r is 'many'"),
+        ("gpt-13b", ["--lora_r", "0"], "lora_r is 0: it must be 1 or more"),
+        ("gpt-13b", ["--lora_alpha", "-1"], "lora_alpha is -1: it must be above 0"),
+        ("gpt-13b", ["--lora_alpha", "0"], "lora_alpha is 0"),
+        ("gpt-13b", ["--lora_dropout", "-0.1"], "lora_dropout is -0.1: it must be 0 or more and"),
+        ("gpt-13b", ["--save_steps", "often"], "save_steps is 'often'"),
         (
             "gpt-13b",
             ["--lora_r", "8", "--use_peft", "false"],
@@ -74,6 +79,16 @@ def test_a_name_alone_is_a_model_with_the_usual_batch() -> None:
 def test_what_is_not_valid_is_named(first: str | None, extra: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run_words(first, None, extra)
+
+
+def test_a_write_budget_is_planned_for_as_a_run_does_it(run_file: str) -> None:
+    limits = [
+        write_limit_of(run_words(run_file, None, ["--offload.write_budget", *words]), 100)
+        for words in (["300TB"], ["300TB", "--save_steps", "10"], ["1TB", "--save_strategy", "no"])
+    ]
+    found = [(one.budget_bytes, one.num_seals) for one in limits if one is not None]
+    assert found == [(300 * TB, 1), (300 * TB, 10), (1 * TB, 1)]
+    assert write_limit_of(run_words(run_file, None, []), 100) is None
 
 
 def test_a_run_with_folders_of_this_machine_has_room_or_not(

@@ -129,7 +129,7 @@ def test_several_sets_can_share_one_ring_of_memory() -> None:
 def test_parameters_on_meta_come_to_life_with_their_identity() -> None:
     parameter = torch.nn.Parameter(torch.empty(2, 3, device="meta"), requires_grad=False)
     own = ParameterSet("block", {"p": parameter})
-    own.take_out(torch.device("cpu"))
+    own.release(torch.device("cpu"))
     assert parameter.device.type == "cpu"
     assert not parameter.requires_grad
     own.bind(torch.ones(own.layout.num_bytes // 4))

@@ -7,6 +7,7 @@ import pytest
 from lohan.hardware import machine_named
 from lohan.model.shape import Growth
 from lohan.plan import Workload, make_plan
+from lohan.plan.cost import OVERLAP_LOSS
 from lohan.plan.limits import Question
 from lohan.simulate.answers.advice import Advice, advice_for, limit_sentence, question_of
 from lohan.simulate.choose import best_plan
@@ -28,20 +29,28 @@ def asked(batch: int, num_micro_batches: int = 1) -> Question:
     return Question(policy="lohan+", machine=ONE_DRIVE, shape=SHAPE, workload=workload)
 
 
+def advise(question: Question) -> list[Advice]:
+    plan = best_plan(question.policy, question.machine, question.shape, question.workload)
+    return advice_for(plan, question.machine)
+
+
 def rate(question: Question) -> float:
     plan = best_plan(question.policy, question.machine, question.shape, question.workload)
     return quick_step(plan, question.machine).tokens_per_second
 
 
-def test_advice_is_what_planning_the_change_says() -> None:
+def test_advice_promises_no_more_than_planning_the_change_gives() -> None:
     question = asked(4)
-    found = {one.change: one.factor for one in advice_for(question) or []}
+    found = {one.change: one.factor for one in advise(question)}
     judged = rate(replace(question, machine=ONE_DRIVE.with_ssds(2))) / rate(question)
-    assert found["one more drive"] == pytest.approx(judged)
+    # Changes are not searched thoroughly: the estimate's own plan may be slower by what it makes of
+    # imperfect overlap.
+    assert judged * (1 - OVERLAP_LOSS) <= found["one more drive"] <= judged * (1 + 1e-9)
     batch = next(change for change in found if change.startswith("a batch of "))
     rows = int(batch.removeprefix("a batch of ").removesuffix(" rows"))
     larger = replace(question, workload=asked(rows, rows // 4).workload)
-    assert found[batch] == pytest.approx(rate(larger) / rate(question))
+    judged = rate(larger) / rate(question)
+    assert judged * (1 - OVERLAP_LOSS) <= found[batch] <= judged * (1 + 1e-9)
 
 
 def test_the_question_behind_a_plan_gives_the_same_plan_again() -> None:
@@ -52,11 +61,6 @@ def test_the_question_behind_a_plan_gives_the_same_plan_again() -> None:
     repeated = make_plan(again.policy, again.machine, again.shape, again.workload)
     assert repeated.blocks == plan.blocks
     assert repeated.ledger.budgets == plan.ledger.budgets
-
-
-def test_what_does_not_fit_itself_gets_no_advice() -> None:
-    question = asked(4)
-    assert advice_for(replace(question, machine=ONE_DRIVE.with_ram(1 << 20))) is None
 
 
 DRIVES = Advice(change="twice the drives", factor=1.62)

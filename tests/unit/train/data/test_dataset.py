@@ -65,6 +65,11 @@ def written(folder: pathlib.Path, *rows: dict[str, Any]) -> list[str]:
             "prompt and completion",
         ),
         (
+            {"prompt": "a", "completion": "b", "label": "of a class"},
+            {"prompt": "a", "completion": "b"},
+            "prompt and completion",
+        ),
+        (
             {"prompt": [USER], "completion": [ASSISTANT]},
             {"prompt": [USER], "completion": [ASSISTANT]},
             "prompt and completion",
@@ -171,6 +176,9 @@ def test_a_missing_file_is_named_with_the_nearest_one(tmp_path: pathlib.Path) ->
     ("rows", "words"),
     [
         ([{"question": "a"}], "columns question: no known form"),
+        ([{"prompt": "a", "chosen": "b", "rejected": "c"}], "trained on with --task dpo"),
+        ([{"chosen": "b", "rejected": "c"}], "trained on with --task dpo"),
+        ([{"prompt": "a", "completion": "b", "label": False}], "train with --task kto"),
         ([{"messages": [USER], "text": "a"}], "both messages and text fit"),
         ([{"text": "a"}, {"txt": "b"}], 'line 2 has no column "text"'),
         ([{"text": "  "}], "line 1: text is"),

@@ -25,6 +25,8 @@ def test_the_parts_in_out_are_what_is_held_there() -> None:
     assert model.nbytes + archives.nbytes == nbytes
     assert archives.purpose == f"{num_archives} archive(s)" == "2 archive(s)"
     assert archives.nbytes == 2 * 14 * 10**9
+    more, _ = needed_bytes(10**9, **settings, save_model_steps=5)
+    assert more == nbytes + 2 * 2 * 10**9
 
 
 def test_a_model_that_is_here_is_there_and_one_on_the_hub_is_asked_for(

@@ -16,7 +16,7 @@ from lohan.plan import make_plan
 from lohan.plan.plan import Plan
 from lohan.plan.workload import Workload
 from lohan.simulate import SimulatedStep, simulate_plan
-from lohan.simulate.answers.advice import advice_for, question_of
+from lohan.simulate.answers.advice import advice_for
 from lohan.simulate.bottleneck import lane_words
 from lohan.train.run.plan_summary import cautions, plan_in_words
 from lohan.train.run.progress import ConsoleProgress, append_log, step_numbers
@@ -51,8 +51,10 @@ def trainer(planned: tuple[Plan, SimulatedStep] | None, **changes: Any) -> Any:
         prediction=prediction,
         rates_note="at a burst rate",
     )
-    args = types.SimpleNamespace(save_strategy="steps", save_steps=5, max_steps=10)
-    offload = types.SimpleNamespace(archive_steps=None, write_budget=None)
+    args = types.SimpleNamespace(
+        save_strategy="steps", save_steps=5, max_steps=10, num_train_epochs=3
+    )
+    offload = types.SimpleNamespace(archive_steps=None, save_model_steps=None, write_budget=None)
     return types.SimpleNamespace(
         last_step=result,
         engine=engine,
@@ -226,7 +228,7 @@ def test_the_larger_batch_is_that_of_the_advice_at_the_end() -> None:
     workload = Workload(batch=1, sequence=1024, num_micro_batches=1)
     plan = make_plan("lohan+", machine.with_ram(16 << 30), shape_of("gpt-1.55b"), workload)
     step = simulate_plan(plan, machine, num_steps=3)
-    advice = advice_for(question_of(plan, machine))
+    advice = advice_for(plan, machine)
     assert advice is not None
     (end,) = [one for one in advice if "a batch of" in one.change]
     (start,) = [one for one in cautions(plan, step, machine, num_steps=1) if "rows a step" in one]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from trl import SFTConfig
 
+from lohan.engine.planning.write_limit import written_by_seal
 from lohan.errors import DoesNotFit
 from lohan.train.run.plan_summary import plan_in_words
 from lohan.train.run.writes import planned_seals, planned_steps, write_limit_of
@@ -93,6 +94,22 @@ def test_a_budget_that_cannot_be_kept_is_refused_before_anything_is_written(
         trainer.train()
     assert not list((tmp_path / "ssd").iterdir())
     assert not (tmp_path / "out" / "_lohan" / "run.json").exists()
+
+
+def test_a_resumed_run_has_written_what_the_one_before_had(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the seal it ended with, which writes what lives in RAM."""
+    monkeypatch.setattr("lohan.train.trainer.saving.attach_with", attach_small)
+    trainer = make(tmp_path, offload={}, max_steps=1)
+    trainer.train()
+    written_bytes, seal_bytes = trainer.written_bytes, written_by_seal(trainer.engine.plan)
+    trainer.close()
+    assert seal_bytes > 0
+    resumed = make(tmp_path, offload={}, max_steps=1)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.written_bytes == written_bytes
+    resumed.close()
 
 
 def test_a_run_within_its_budget_writes_what_was_predicted_and_says_so(

@@ -3,7 +3,6 @@
 import pathlib
 from typing import Any
 
-import peft
 import pytest
 import trl
 
@@ -38,7 +37,6 @@ def made(kind: Any, config: Any, place: pathlib.Path, **more: Any) -> Any:
         ({"ref_model": object()}, "ref_model is not supported: the reference is the model as it"),
         ({"changes": {"sync_ref_model": True}}, "sync_ref_model is not supported"),
         ({"train_dataset": table(pairs(4)).to_iterable_dataset()}, "train_dataset is a stream"),
-        ({"peft_config": peft.LoraConfig(r=4)}, "DPOTrainer does not train adapters"),
         ({"train_dataset": table([{"images": [], **pairs(1)[0]}])}, "has the column images"),
     ],
 )
@@ -58,6 +56,23 @@ def test_rows_to_evaluate_that_come_after_a_step_are_refused(tmp_path: pathlib.P
     with pytest.raises(ConfigError, match=r"after step 1: .* the first weights, which are gone"):
         trainer.evaluate(table(pairs(2, seed=3)))
     trainer.close()
+
+
+def test_a_resume_without_rows_to_evaluate_keeps_their_reference(tmp_path: pathlib.Path) -> None:
+    held_out = table(pairs(3, seed=3))
+
+    def resumed(steps: int, **more: Any) -> Any:
+        changes = {"max_steps": steps, "lr_scheduler_type": "constant", "save_strategy": "no"}
+        trainer = made(lohan.DPOTrainer, trl.DPOConfig, tmp_path, changes=changes, **more)
+        trainer.train(resume_from_checkpoint=steps > 1)
+        trainer.close()
+        return trainer
+
+    first = resumed(1, eval_dataset=held_out).eval_dataset["ref_chosen_logps"]
+    resumed(2)
+    assert resumed(3, eval_dataset=held_out).eval_dataset["ref_chosen_logps"] == first
+    with pytest.raises(ConfigError, match=r"rows to evaluate on \(eval\) are not those of"):
+        resumed(4, eval_dataset=table(pairs(3, seed=4)))
 
 
 def test_the_mixin_alone_before_a_trainer_with_a_reference_is_refused(

@@ -4,8 +4,9 @@ import datasets
 import pytest
 
 from lohan.errors import ConfigError
-from lohan.train.trainer.largest_batch import refuse_unknown_tokens
-from support import tiny_chat
+from lohan.train.data.data_hash import hash_rows
+from lohan.train.trainer.largest_batch import longest_rows, refuse_unknown_tokens
+from support import tiny_chat, tiny_vision
 
 
 def test_the_row_with_a_token_the_model_does_not_have_is_named() -> None:
@@ -28,3 +29,23 @@ def test_marks_of_pictures_are_the_models_own_business() -> None:
     refuse_unknown_tokens(
         datasets.Dataset.from_dict({"input_ids": [[1, 300]]}), model, what="training"
     )
+
+
+def test_a_table_of_pictures_is_planned_for_by_the_rows_with_most_of_them() -> None:
+    table = tiny_vision.rows([0, 1, 0, 3, 2])
+    found = longest_rows(table, 2)
+    assert found is not None
+    assert [len(row["images"]) for row in found] == [3, 2]
+    part = longest_rows(table.select([4, 0, 1]), 2)
+    assert part is not None
+    assert [len(row["images"]) for row in part] == [2, 1]
+    single = datasets.Dataset.from_dict({"image": ["a", "b", "c"], "text": ["", "", ""]})
+    assert longest_rows(single, 2) is not None
+    assert longest_rows(single.select_columns("text"), 2) is None
+
+
+def test_another_picture_makes_other_rows() -> None:
+    one, other = tiny_vision.rows([1, 0]), tiny_vision.rows([1, 0], seed=1)
+    same_words = other.remove_columns("messages").add_column("messages", one["messages"])
+    assert hash_rows(one, ("images",)) != hash_rows(same_words, ("images",))
+    assert hash_rows(one, ("images",)) == hash_rows(tiny_vision.rows([1, 0]), ("images",))

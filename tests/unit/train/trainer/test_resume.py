@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import SFTConfig
 
 from lohan.errors import CheckpointError, ConfigError, Corrupt, OutOfSpace
@@ -274,6 +274,28 @@ def test_archives_are_kept_as_the_limit_says(tmp_path: pathlib.Path) -> None:
     trainer.train()
     kept = sorted(path.name for path in trainer.out.glob("checkpoint-*"))
     assert kept == ["checkpoint-6", "checkpoint-8"]
+
+
+def test_models_that_are_asked_for_stay_and_load(tmp_path: pathlib.Path) -> None:
+    offload = {"save_model_steps": 2}
+    settings: dict[str, Any] = {"save_total_limit": 2, "save_strategy": "no"}
+    with pytest.raises(Killed):
+        make(tmp_path, KillAfter(5), offload=offload, **settings).train()
+    trainer = make(tmp_path, offload=offload, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert sorted(path.name for path in trainer.out.glob("checkpoint-*")) == [
+        *("checkpoint-6", "checkpoint-8")
+    ]
+    found = []
+    for path in sorted(trainer.out.glob("checkpoint-*")):
+        assert not (path / "states").exists()
+        found.append(AutoModelForCausalLM.from_pretrained(path).lm_head.weight)
+        assert AutoTokenizer.from_pretrained(path).chat_template
+    last = dict(trainer.engine.weights())["model.embed_tokens.weight"]
+    assert torch.equal(found[1], last.to(found[1].dtype))
+    assert not torch.equal(found[0], found[1])
+    with pytest.raises(CheckpointError, match="holds no copy"):
+        make(tmp_path / "other").train(resume_from_checkpoint=str(trainer.out / "checkpoint-6"))
 
 
 @pytest.mark.slow
