@@ -23,6 +23,7 @@ def test_a_script_on_two_ranks_is_the_script_on_one(tmp_path: Path) -> None:
         "two": two,
         "half": half,
         "resumed": replace(half, resume=True, stops_after=None),
+        "again": replace(half, resume=True, stops_after=None),  # no step is left
         "two by one": replace(alone, out="a", resume=str(tmp_path / "two/checkpoint-4")),
         "one by two": replace(two, out="b", resume=str(tmp_path / "one/checkpoint-4")),
         "half by one": replace(alone, out="half", resume=str(tmp_path / "half/checkpoint-2")),
@@ -44,7 +45,9 @@ def test_a_script_on_two_ranks_is_the_script_on_one(tmp_path: Path) -> None:
     for rank in found["other rows"]:
         assert "rank 1 has another order or content of its rows than rank 0" in rank["error"]
     assert not (tmp_path / "c" / "_lohan" / "run.json").exists()
-    for name in ("resumed", "two by one", "one by two", "half by one"):
+    ends = [found[name][0]["written_bytes"] for name in ("resumed", "again")]
+    assert ends[0] == ends[1] > 0, "with the last seal of every rank"
+    for name in ("resumed", "again", "two by one", "one by two", "half by one"):
         for rank in found[name]:
             assert "error" not in rank, rank["trace"]
             assert [rank[one] for one in STATES] == [expected[one] for one in STATES], name

@@ -68,9 +68,11 @@ class RanksMixin(_SomeTrainer):  # type: ignore[misc]
             found = self.peers.share(number, what="whether to stop")
             self.stop_request.signal_number = next((n for n in found if n is not None), None)
 
-    def count_written(self) -> None:
-        """Know what the other ranks have written so far. All have to call it."""
-        found = self.peers.share(self.engine.written_bytes, what="what was written")
+    def count_written(self, *, is_sealing: bool = False) -> None:
+        """Know what the other ranks have written so far, or will have with a seal. All have to
+        call it."""
+        nbytes = self.engine.written_bytes + (self.engine.due_bytes if is_sealing else 0)
+        found = self.peers.share(nbytes, what="what was written")
         self._written_elsewhere_bytes = sum(found) - found[self.peers.rank]
 
 

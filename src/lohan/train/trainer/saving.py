@@ -372,7 +372,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
                 "engine.step beside the trainer",
             )
         self.engine.synchronize()  # so that what is still due is counted
-        self.count_written()
+        self.count_written(is_sealing=True)
         with private_files():
             temporary = self._write_checkpoint(step)
             metadata = self.by_first(lambda: self._published(temporary, step), "the checkpoint")
