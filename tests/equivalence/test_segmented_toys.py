@@ -12,6 +12,7 @@ from support.driven_toys import EVERYTHING
 from support.driving_hooks import (
     ComeAndGo,
     assert_same_gradients,
+    gather,
     same_bits,
     step_with_known_draws,
     twin,
@@ -160,7 +161,7 @@ def test_a_model_made_on_meta_is_driven_with_weights_from_elsewhere() -> None:
     homes = {}
     for segment, own in segments.parameter_sets(twin(plain)).items():
         homes[segment] = torch.zeros(own.layout.num_bytes, dtype=torch.uint8)
-        own.gather(homes[segment])
+        gather(own, homes[segment])
     before = dict(model.named_parameters())
     hooks = ComeAndGo(segments, sets, homes)
     driven = SegmentedModel(model, segments, sets=sets, hooks=hooks, store=KeepStore())

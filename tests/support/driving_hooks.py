@@ -8,12 +8,34 @@ import torch
 
 from lohan.drive import (
     Phase,
+    Segment,
     SegmentedModel,
     SegmentGradients,
     SegmentMap,
 )
 from lohan.drive.weights.parameter_views import ParameterSet
 from lohan.vocabulary import BlockId
+
+
+def needed_by(segment: Segment) -> tuple[BlockId, ...]:
+    """Segments whose parameters must be in place while this one runs."""
+    owners = {owner for _, owner in segment.borrowed}
+    return (*sorted(owners), segment.id) if segment.parameters else tuple(sorted(owners))
+
+
+def gather(own: ParameterSet, flat: torch.Tensor) -> None:
+    """Copy the present values of parameters into a buffer."""
+    for slot in own.layout.slots:
+        slot.view(flat).copy_(own.parameters[slot.name].detach())
+
+
+def gradients_by_name(gradients: SegmentGradients) -> dict[str, torch.Tensor]:
+    """Of the first group, without the missing ones."""
+    return {
+        slot.name: slot.view(gradients.flat[0])
+        for slot in gradients.layout.slots
+        if slot.name not in gradients.missing
+    }
 
 
 class ComeAndGo:
@@ -35,13 +57,13 @@ class ComeAndGo:
         for segment, own in sets.items():
             if home is None:
                 self.home[segment] = torch.zeros(own.layout.num_bytes, dtype=torch.uint8)
-                own.gather(self.home[segment])
+                gather(own, self.home[segment])
             own.release(torch.device("cpu"))
 
     def before(self, segment: BlockId, phase: Phase) -> None:
         assert not self._bound
         self.visits.append((self.segments[segment].name, phase))
-        for needed in self.segments[segment].needs:
+        for needed in needed_by(self.segments[segment]):
             self._bound[needed] = self.home[needed].clone()
             self.sets[needed].bind(self._bound[needed])
 
@@ -54,7 +76,7 @@ class ComeAndGo:
             flat.fill_(255)  # NaN in every floating-point type
         self._bound.clear()
         if gradients is not None:
-            self.gradients.update(gradients.views())
+            self.gradients.update(gradients_by_name(gradients))
             self.missing |= gradients.missing
 
     def gradient_buffer(self, segment: BlockId, num_bytes: int) -> torch.Tensor:

@@ -34,14 +34,6 @@ class SegmentGradients:
         apply."""
         return frozenset.intersection(*self.missing_by_group)
 
-    def views(self) -> dict[str, torch.Tensor]:
-        """Gradients of the first group by parameter name, without the missing ones."""
-        return {
-            slot.name: slot.view(self.flat[0])
-            for slot in self.layout.slots
-            if slot.name not in self.missing
-        }
-
 
 def gradient_layout(parameters: ParameterSet) -> ParameterLayout:
     """Where a segment's gradients lie: as the parameters do, or packed if some are frozen."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.drive.block_visit import BlockCall, BlockVisit
@@ -23,7 +24,7 @@ from lohan.drive.edges.exits import HookWatch
 from lohan.drive.micro_batch_threads import Strand
 from lohan.drive.outside_run import PresenceMode, weights_by_place
 from lohan.drive.surroundings.ambient import Ambient, process_settings, put_process_settings
-from lohan.drive.surroundings.randomness import AnyDraw, RandomState
+from lohan.drive.surroundings.randomness import AnyDraw, DrawRecorder, RandomState
 from lohan.drive.watch.collected_outputs import (
     active_collection,
     add_collected,
@@ -31,6 +32,7 @@ from lohan.drive.watch.collected_outputs import (
 )
 from lohan.drive.watch.own_attributes import OwnAttributes
 from lohan.drive.watch.shared_mappings import as_arguments, returning_written, shared_in, write
+from lohan.drive.watch.shared_state import SharedState
 from lohan.drive.weights.parameter_views import Weights
 from lohan.errors import ConfigError, ScheduleError
 from lohan.vocabulary import BlockId
@@ -46,7 +48,9 @@ class MicroBatch:
         index: int,
         run: Callable[["MicroBatch"], torch.Tensor],
         attributes: OwnAttributes,
+        shared: SharedState | None = None,
     ) -> None:
+        """`shared`: to be told what runs, if its draws are to be learned."""
         self.index = index
         self.attributes = attributes
         self.strand: Strand[BlockCall | None, torch.Tensor] = Strand(
@@ -75,6 +79,10 @@ class MicroBatch:
         self.visits: dict[BlockId, BlockVisit] = {}
         self.pending = PendingGradients()
         self.draws: list[AnyDraw | None] = []
+        self.modes: list[TorchDispatchMode] = []
+        """To be entered wherever operators of the model run."""
+        if shared is not None:
+            self.modes = [DrawRecorder(self.draws), shared.mode()]
         self.random_state: RandomState = ()
         self.random_state_first: RandomState = ()
         """State at the start of its forward."""
@@ -254,8 +262,10 @@ class BlockInterceptor:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             if id(leaf) not in copies:
-                self._weights.refuse_absent(leaf, f"a block called by {where(micro_batch)}")
-                if not self._weights.holds(leaf):
+                absence = self._weights.absence(leaf, f"a block called by {where(micro_batch)}")
+                if absence is not None:
+                    raise absence
+                if self._weights.place_of(leaf) is None:
                     return leaf
                 copies[id(leaf)] = (leaf, leaf.clone())
             return copies[id(leaf)][1]
@@ -362,7 +372,6 @@ def run_model(
     interceptor: BlockInterceptor,
     enter_thread: Callable[[], contextlib.AbstractContextManager[Any]],
     num_threads: int,
-    modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
 ) -> torch.Tensor:
     """Runs on a strand's thread: the user's code, in the settings of the thread that drives."""
     torch.set_num_threads(num_threads)  # counted per thread; sums may depend on it
@@ -371,7 +380,7 @@ def run_model(
         stack.enter_context(interceptor.for_this_thread(micro_batch))
         stack.enter_context(ambient.applied())
         stack.enter_context(weights_by_place(weights))
-        for mode in modes:
+        for mode in micro_batch.modes:
             stack.enter_context(mode)
         stack.enter_context(
             PresenceMode(weights, micro_batch.wait_for_weights, lambda: f"in {where(micro_batch)}")

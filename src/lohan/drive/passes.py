@@ -22,7 +22,6 @@ from lohan.drive.outside_run import add_to_leaf, rest_backward
 from lohan.drive.segment_map import Phase, Segment, SegmentKind, SegmentMap
 from lohan.drive.surroundings.randomness import (
     DrawLedger,
-    DrawRecorder,
     DrawsUnknown,
     Generators,
     RandomState,
@@ -107,9 +106,6 @@ class Passes:
         call, micro_batch.call = micro_batch.call, None
         assert call is not None
         self._use_random_state(micro_batch)
-        modes = []
-        if self._shared is not None:
-            modes = [DrawRecorder(micro_batch.draws), self._shared.mode()]
         with _told(f"in block {segment.name}, forward of micro-batch {micro_batch.index}"):
             micro_batch.reply, visit = self._runners[segment.id].forward(
                 call,
@@ -117,7 +113,7 @@ class Passes:
                 choices=self._choices.get(segment.id, _NOTHING_CHOSEN),
                 keys=micro_batch.keys,
                 attributes=micro_batch.attributes,
-                modes=modes,
+                modes=micro_batch.modes,
             )
         if visit is not None:
             micro_batch.visits[segment.id] = visit

@@ -53,12 +53,6 @@ class Segment:
         """All parameters it uses."""
         return (*self.parameters, *(name for name, _ in self.borrowed))
 
-    @property
-    def needs(self) -> tuple[BlockId, ...]:
-        """Segments whose parameters must be in place while this one runs."""
-        owners = {owner for _, owner in self.borrowed}
-        return (*sorted(owners), self.id) if self.parameters else tuple(sorted(owners))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentMap:

@@ -29,7 +29,6 @@ from lohan.drive.segment_map import SegmentMap
 from lohan.drive.surroundings.ambient import Ambient, memory_features_off
 from lohan.drive.surroundings.randomness import (
     DrawLedger,
-    DrawRecorder,
     Generators,
     draw_setting,
     signature_of,
@@ -267,19 +266,13 @@ class SegmentedModel:
                 interceptor=self._interceptor,
                 enter_thread=self._enter_thread,
                 num_threads=num_threads,
-                modes=self._learning_modes(micro_batch),
             )
 
         book = AttributeBook(self._modules, len(losses))
-        return [MicroBatch(index, body, OwnAttributes(book, index)) for index in range(len(losses))]
-
-    def _learning_modes(
-        self, micro_batch: MicroBatch
-    ) -> list[contextlib.AbstractContextManager[Any]]:
-        """Where its draws are to be learned: what looks at every operator of the model."""
-        if self._shared is None:
-            return []
-        return [DrawRecorder(micro_batch.draws), self._shared.mode()]
+        return [
+            MicroBatch(index, body, OwnAttributes(book, index), self._shared)
+            for index in range(len(losses))
+        ]
 
     @contextlib.contextmanager
     def _tidy(self, micro_batches: Sequence[MicroBatch]) -> Iterator[None]:

@@ -5,6 +5,7 @@ import torch
 
 from lohan.drive import SegmentKind
 from lohan.errors import ConfigError
+from support.driving_hooks import needed_by
 from support.mapped_segments import map_segments
 from support.toy_models import SharedBlocks, Toy, ToyBlock
 
@@ -19,7 +20,7 @@ def test_blocks_and_rest_are_laid_out_in_the_order_they_run() -> None:
         SegmentKind.REST,
     ]
     assert segments.last.parameters == ("leave.weight", "leave.bias")
-    assert segments[segments.blocks[1].id].needs == (2,)
+    assert needed_by(segments.blocks[1]) == (2,)
 
 
 def test_a_shared_parameter_belongs_to_its_first_user_and_is_borrowed_by_the_others() -> None:
@@ -27,7 +28,7 @@ def test_a_shared_parameter_belongs_to_its_first_user_and_is_borrowed_by_the_oth
     first, second, third = segments.blocks
     assert "blocks.0.up.weight" in first.parameters
     assert second.borrowed == third.borrowed == (("blocks.0.up.weight", first.id),)
-    assert second.needs == (first.id, second.id)
+    assert needed_by(second) == (first.id, second.id)
 
 
 def test_backward_reaches_from_the_first_trainable_parameter() -> None:

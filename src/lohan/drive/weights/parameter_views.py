@@ -123,11 +123,6 @@ class ParameterSet:
             )
 
     @property
-    def is_bound(self) -> bool:
-        """Whether the parameters are in place. A segment without parameters always is."""
-        return self._flat is not None or not self.parameters
-
-    @property
     def flat(self) -> torch.Tensor:
         """The buffer the parameters are in, as bytes."""
         if self._flat is None:
@@ -156,12 +151,6 @@ class ParameterSet:
             if slot.name == name:
                 return slot.offset_bytes
         raise bug(f"{name} of {self.name} is not in place, and needed")
-
-    def gather(self, flat: torch.Tensor) -> None:
-        """Copy the parameters' present values into `flat`: how a model with data is taken in."""
-        as_bytes = bytes_of(flat, self.layout.num_bytes, self.name)
-        for slot in self.layout.slots:
-            slot.view(as_bytes).copy_(self.parameters[slot.name].detach())
 
     def bind(self, flat: torch.Tensor, layout: ParameterLayout | None = None) -> None:
         """Put the parameters in place: from now on they are views into `flat`.
@@ -308,16 +297,6 @@ class Weights:
         """The tensor, or what is in place of (a view of) a weight when weights are offloaded."""
         place = self.place_of(tensor)
         return place.absent() if place is not None else tensor
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's memory is that of weights, which leave."""
-        return self.place_of(tensor) is not None
-
-    def refuse_absent(self, tensor: torch.Tensor, what: str) -> None:
-        """Raise if the tensor is a parameter that is offloaded."""
-        absence = self.absence(tensor, what)
-        if absence is not None:
-            raise absence
 
     def absence(self, tensor: torch.Tensor, what: str) -> ScheduleError | None:
         """What to say if the tensor is a parameter that is offloaded."""

@@ -96,8 +96,8 @@ def content_of(value: Any) -> Any:
 def is_same(value: Any, content: Any) -> bool:
     """Whether this is what is in something still: by identity where it holds other things."""
     if isinstance(value, dict):
-        if len(value) != len(content):
-            return False
+        if not value or len(value) != len(content):  # most modules have no hooks
+            return not value and not content
         pairs = zip(value.items(), content, strict=True)
         return all(key is old and one is other for (key, one), (old, other) in pairs)
     now = content_of(value)
