@@ -11,6 +11,7 @@ import copy
 import errno
 import functools
 import math
+import os
 import pathlib
 import shlex
 import warnings
@@ -190,7 +191,9 @@ def _what_stays(trainer: Any, out: pathlib.Path, error: BaseException) -> str:
     """A line on what can be gone on from; none where there is nothing to say."""
     if isinstance(error, _DryRunEnded):
         return ""
+    num_here = os.environ.get("LOCAL_WORLD_SIZE", "1")
     again = f"lohan train {shlex.quote(str(out))} --resume"
+    again += f" --gpus {num_here}" if num_here != "1" else ""
     if isinstance(error, KeyboardInterrupt | SystemExit) and trainer.stop_request.is_set:
         if trainer.sealed_step is None:
             return "stopped before training began: nothing of it is left behind\n"
