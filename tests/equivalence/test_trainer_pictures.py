@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -103,6 +104,44 @@ def test_pictures_are_trained_on_as_trl_does_it(tmp_path: pathlib.Path, family: 
     again = dict(resumed.engine.weights())
     assert all(torch.equal(again[name], value) for name, value in trained.items())
     resumed.close()
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_on_pictures_and_finds_the_processor_of_its_model(
+    tmp_path: pathlib.Path,
+) -> None:
+    changes: dict[str, Any] = {"max_steps": 2}
+
+    def lora() -> peft.LoraConfig:
+        return peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+
+    tiny_vision.model("llava").save_pretrained(tmp_path / "model")
+    tiny_vision.processor("llava").save_pretrained(tmp_path / "model")
+    ours = SFTTrainer(
+        str(tmp_path / "model"),
+        offload={"ssd": str(tmp_path / "ssd")},
+        peft_config=lora(),
+        **{**given("llava", tmp_path / "ours", bf16=True, **changes), "processing_class": None},
+    )
+    ours.train()
+    plain = trl.SFTTrainer(
+        tiny_vision.model("llava"),
+        peft_config=lora(),
+        **given("llava", tmp_path / "plain", bf16=False, **changes),
+    )
+    for parameter in plain.model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    plain.model.forward = convert_outputs_to_fp32(plain.model.forward)
+    plain.optimizer = trl_runs.master_optimizer(plain)
+    plain.train()
+    assert losses(ours) == losses(plain)
+    trained = dict(ours.engine.weights())
+    for name, parameter in plain.model.named_parameters():
+        assert torch.equal(trained[name].to(parameter.dtype), parameter), name
+    ours.save_model()
+    ours.close()
+    assert (tmp_path / "ours" / "processor_config.json").exists()
+    assert (tmp_path / "ours" / "adapter_model.safetensors").exists()
 
 
 class StopAfter(transformers.TrainerCallback):

@@ -1,5 +1,6 @@
 """Budgets of GPU memory from the least upward: what is accepted runs, within the budget."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,17 @@ def test_every_gpu_budget_that_is_accepted_holds_every_step(
     model: str, num_micro_batches: int, tmp_path: Path
 ) -> None:
     check(model, num_micro_batches, [1.0, 1.15], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("num_micro_batches", "budget"),
+    [(1, 20 * MIB), pytest.param(4, 48 * MIB, marks=pytest.mark.slow)],
+)
+def test_a_step_holds_what_its_plan_sets_aside_and_no_more(
+    num_micro_batches: int, budget: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model large enough that single numbers do not count; see `benchmarks/device_memory.py`."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    measure = importlib.import_module("device_memory").measure
+    row, lines = measure("llama", (num_micro_batches, 2, 128), budget, str(tmp_path))
+    assert 0.6 < row["measured_over_planned"] <= 1.0, lines

@@ -47,6 +47,8 @@ class StorageBook:
         if not tensor.is_cpu or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            return  # A fake tensor calls itself the CPU's, and has no memory.
         key = storage._cdata
         seen = self._alive.get(key)
         if seen is not None and seen() is storage:

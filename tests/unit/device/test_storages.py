@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lohan.device import CpuDevice, Device, EmulatedDevice
 from lohan.errors import DoesNotFit
@@ -123,3 +124,12 @@ def test_the_cpu_device_leaves_compute_uncounted() -> None:
         held = torch.zeros(KIB)
         assert device.bytes_in_use == 0
     assert held.numel() == KIB
+
+
+def test_fake_tensors_take_no_memory() -> None:
+    """Blocks are captured on them within the device's compute, however large their values are."""
+    with EmulatedDevice(memory_bytes=1 << 20) as device, device.compute():
+        with FakeTensorMode():
+            held = [torch.ones(1 << 20) + 1 for _ in range(3)]
+        assert device.peak_bytes == 0
+        assert held[0].is_cpu
