@@ -29,7 +29,7 @@ class FailingBlock(ToyBlock):
 
     def __init__(self) -> None:
         super().__init__()
-        # What a re-run does to all else that a block holds is taken back; to an iterator it is not.
+        # A block may not change what it holds; an iterator moves unseen.
         self.fails: Iterator[bool] = iter(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

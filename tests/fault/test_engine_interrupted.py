@@ -45,7 +45,7 @@ def when_called(path: str, number: int) -> Callable[[Engine, BaseException], Non
     """Raise in the N-th call of a module."""
 
     def prepare(engine: Engine, error: BaseException) -> None:
-        # A block that is run again finds objects as its forward did, and would not be counted.
+        # A block may not change what a closure holds; an iterator moves unseen.
         calls = itertools.count(1)
 
         def count(*_: object) -> None:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lohan.drive.activations.store import ActivationKey, ActivationStore, BlockChoices
@@ -362,7 +361,8 @@ class BlockRunner:
             ]
             tensors = [tensor for tensor, _ in roots]
             if should_check:
-                self._refuse_foreign([edge_of(tensor)[0] for tensor in tensors])
+                nodes = [edge_of(tensor)[0] for tensor in tensors]
+                refuse_foreign_leaves(nodes, set(self._parameters), f"block {self.name}")
             gradients = [gradient for _, gradient in roots]
             # From here on only the graph holds the outputs, and only the engine the gradients.
             del raw, leaves, ends, everything, args, kwargs, roots, entered
@@ -463,6 +463,3 @@ class BlockRunner:
         else:
             trust.graph, trust.num_tries = None, NEVER_AGAIN
             trust.reason = f"its graph gave another {difference} than its code"
-
-    def _refuse_foreign(self, roots: Sequence[Node]) -> None:
-        refuse_foreign_leaves(roots, set(self._parameters), f"block {self.name}")

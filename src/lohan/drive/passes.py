@@ -7,7 +7,7 @@ after it; runs on the main thread.
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch.autograd.graph import Node
@@ -150,7 +150,7 @@ class Passes:
                     pending=micro_batch.pending,
                     start=micro_batch.starts[-1],
                     hooked=micro_batch.hooks.hooked,
-                    add_to_parameter=self._adder(segment, micro_batch),
+                    add_to_parameter=functools.partial(self._add, segment, micro_batch),
                 )
             self._settle(segment, micro_batch)
         self.losses.append(loss.detach())
@@ -305,7 +305,7 @@ class Passes:
             pending=micro_batch.pending,
             start=start,
             hooked=micro_batch.hooks.hooked,
-            add_to_parameter=self._adder(segment, micro_batch),
+            add_to_parameter=functools.partial(self._add, segment, micro_batch),
         )
 
     # Gradients of parameters
@@ -342,11 +342,6 @@ class Passes:
             self._sums.add(parameter, gradient, self._row_of(micro_batch))
         else:
             self._add(segment, micro_batch, parameter, gradient)
-
-    def _adder(
-        self, segment: Segment, micro_batch: MicroBatch
-    ) -> Callable[[torch.nn.Parameter, torch.Tensor], None]:
-        return functools.partial(self._add, segment, micro_batch)
 
     def _add(
         self,

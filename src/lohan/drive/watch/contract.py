@@ -132,7 +132,8 @@ class Contract:
             why="it is run again in backward, or as a recorded graph, so it must be a function of "
             "its arguments, parameters, buffers and torch's default generators",
             remedy="return what others need of the block; keep what lasts in a buffer "
-            "(`self.register_buffer`) or a plain attribute that it assigns anew; draw with torch",
+            "(`self.register_buffer`) or an attribute that it assigns anew; draw with torch; for a "
+            "cache of keys and values, pass use_cache=False",
         )
 
     @contextlib.contextmanager
