@@ -59,7 +59,7 @@ from lohan.train.trainer.resuming import ResumingMixin
 from lohan.train.trainer.samples import Asked, SamplePrompts
 from lohan.train.weights import archive
 from lohan.train.weights.check_export import ModelDirectoryReport
-from lohan.train.weights.export_hf import export_model
+from lohan.train.weights.export_hf import export_model, exported_as
 from lohan.train.weights.file_list import MODEL_LIST_NAME, hash_files, write_list
 from lohan.train.weights.model_identity import MODEL_IDENTITY, source_identity, tokenizer_identity
 from lohan.train.weights.source import ModelSource
@@ -209,9 +209,12 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
                 stack.callback(self._engine.close)
             self._reservation.release()
 
-    def _own_callbacks(self) -> list[Any]:
+    def _add_own_callbacks(self) -> None:
+        """Those of a run, behind the user's, where there is none of the kind."""
         asking = SamplePrompts(self, self.sample_prompts)
-        return [SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self), asking]
+        for one in (SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self), asking):
+            if not any(isinstance(other, type(one)) for other in self.callback_handler.callbacks):
+                self.add_callback(one)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with what the engine measured."""
@@ -230,6 +233,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
     def _start_engine(self, run: RunRecord | None) -> Engine:
         if run is None and self._archive_to_load is None:
             self._refuse_foreign_out()
+        self._add_own_callbacks()
         self.create_optimizer()
         make_working_folder(self.out)
         self._out_status = os.stat(self.out)
@@ -259,7 +263,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             gpu_bytes=offload.gpu,
             device=offload.device,
             machine=machine_from(offload.machine) if offload.machine is not None else None,
-            largest_step=self.largest_step(),
+            largest_step=self.largest_step() or self.shown_step(),
             loss_fn=self._planning_call(),
             write_limit=write_limit_of(self),
             progress=self.tell,
@@ -270,7 +274,10 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         engine = attach_with(self.model, self._plain_optimizer(), options, first)
         self._engine = engine
         self._note_live(engine.run_id)
-        self.model.save_pretrained = self._save_pretrained
+        # A function: blocks are watched for what they change, and a method leads to the trainer.
+        self.model.save_pretrained = lambda *given, **kwargs: self._save_pretrained(
+            *given, **kwargs
+        )
         RunRecord(run_id=engine.run_id, ssd=tuple(ssd)).write(self.out)
         return engine
 
@@ -475,11 +482,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             return self.adapting.export(
                 self.engine, folder, model_name=self.model_name, tokenizer=self.processing_class
             )
-        # Which class is meant by its configuration alone is known of language models only.
-        is_stock = type(self.model).__module__.startswith("transformers.")
-        made = self.model if is_stock else self.model.config
         return export_model(
-            self.source if self.source is not None else made,
+            self.source if self.source is not None else exported_as(self.model),
             self.engine.weights(),
             folder,
             buffers=changed_buffers(self.engine.buffers),
