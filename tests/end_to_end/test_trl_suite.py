@@ -50,9 +50,11 @@ def test_both_sides_are_counted_and_what_is_worse_is_named(tmp_path: pathlib.Pat
     )
     assert ran.returncode == 0, ran.stderr
     counts = json.loads(ran.stdout.splitlines()[-1])["reward"]
-    assert counts["plain"] == {"passed": 2, "refused": 0, "failed": 1, "skipped": 0}, ran.stdout
-    assert counts["ours"] == {"passed": 1, "refused": 1, "failed": 1, "skipped": 0}, ran.stdout
-    assert "refused: test_refused: ConfigError: save_only_model is not supported" in ran.stdout
+    both = {"trainer": 0, "passed": 0, "refused": 0, "failed": 1, "skipped": 0}
+    assert counts["plain"] == {**both, "trainer": 2, "passed": 2}, ran.stdout
+    assert counts["ours"] == {**both, "trainer": 1, "passed": 1, "refused": 1}, ran.stdout
+    named = "refused: test_reward_trainer.py::test_refused: ConfigError: save_only_model is not"
+    assert named in ran.stdout
 
 
 def test_a_folder_without_tests_is_refused(tmp_path: pathlib.Path) -> None:

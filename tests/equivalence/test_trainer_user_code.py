@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 import trl
@@ -413,3 +414,59 @@ def test_a_model_given_by_name_is_not_computed_in_bf16_unless_asked(
         )
     assert not (tmp_path / "ssd").exists()
     assert not (tmp_path / "out").exists()
+
+
+class Line(torch.nn.Module):
+    """A model of one's own: no blocks, no configuration, no tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.bfloat16))
+        self.offset = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        y = x * self.slope * self.scale + self.offset
+        return (y,) if labels is None else ((y - labels).float().square().mean(), y)
+
+
+class Points(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows that are no table."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        x = torch.tensor([float(index), 1.0, -2.0])
+        return {"x": x, "labels": 3 * x + 1}
+
+
+def test_a_model_of_ones_own_without_blocks_is_evaluated_trained_and_saved(
+    tmp_path: pathlib.Path,
+) -> None:
+    def made(kind: Any, out: str, **more: Any) -> Any:
+        args = settings(tmp_path / out, num_train_epochs=1, max_steps=-1)
+        args.bf16 = kind is Trainer  # in memory that would be autocast
+        rows = {"train_dataset": Points(), "eval_dataset": Points()}
+        return kind(Line(), args, **rows, **more)
+
+    offload = {"ssd": str(tmp_path / "ssd")}
+    plain = made(transformers.Trainer, "plain")
+    plain.optimizer = trl_runs.master_optimizer(plain)
+    first = plain.evaluate()["eval_loss"]
+    plain.train()
+    asked = made(Trainer, "ours", offload=offload)
+    assert {type(one).__name__ for one in asked.callback_handler.callbacks} == {
+        type(one).__name__ for one in plain.callback_handler.callbacks
+    }
+    assert asked.evaluate()["eval_loss"] == first
+    asked.close()
+    ours = made(Trainer, "ours", offload=offload)  # in a folder that was only evaluated into
+    ours.train()
+    assert losses(ours) == losses(plain)
+    ours.save_model(str(tmp_path / "saved"))
+    saved = safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved.keys() == plain.model.state_dict().keys()
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(saved[name], value), name
+    ours.close()

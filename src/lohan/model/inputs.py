@@ -4,6 +4,7 @@ Owns the guess for models that take `input_ids` and for known diffusion transfor
 matter, only shapes and dtypes. Imports torch; called by `configs`.
 """
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -53,6 +54,14 @@ def inputs_for(model: nn.Module, dtype: torch.dtype) -> tuple[MakeInputs, bool]:
         why=f"its forward takes {', '.join(accepted) or 'nothing'}, not input_ids",
         remedy="attach the module with a batch of its own: lohan.attach(..., example=...)",
     )
+
+
+def is_known(model: nn.Module) -> bool:
+    """Whether `inputs_for` knows what to call a model with."""
+    with contextlib.suppress(ConfigError):
+        inputs_for(model, torch.bfloat16)
+        return True
+    return False
 
 
 def _language(model: nn.Module, accepted: Any) -> MakeInputs:

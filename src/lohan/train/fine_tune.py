@@ -369,15 +369,12 @@ def _report_rows(trainer: Any, rows: TrainingRows, console: Console) -> None:
 def _show_progress(trainer: Any, console: Console) -> Any:
     from transformers import PrinterCallback, ProgressCallback
 
-    from lohan.train.run.progress import ConsoleProgress, RunInWords
-    from lohan.train.trainer.samples import SamplePrompts
+    from lohan.train.run.progress import ConsoleProgress
 
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(RunInWords)
     progress = ConsoleProgress(trainer, console)
     trainer.add_callback(progress)
-    trainer.add_callback(trainer.pop_callback(SamplePrompts))  # after the plan is shown
     return progress
 
 

@@ -60,4 +60,4 @@ def test_lists_that_do_not_fit_the_model_are_refused(
 
 def test_a_module_without_a_list_of_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="no repeated blocks were found"):
-        map_segments(torch.nn.Linear(2, 2))
+        map_segments(torch.nn.ReLU())

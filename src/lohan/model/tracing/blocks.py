@@ -16,7 +16,8 @@ from lohan.errors import ConfigError
 
 MIN_LIST_SHARE = 0.05
 """A list beside the main one is cut into blocks only if it holds this share of the parameters."""
-
+MOST_IN_ONE_BLOCK = 100_000_000
+"""Parameters of a model without a list that is run as one block."""
 
 _INDEX_NAME = re.compile(r"(idx|index|(layer|block)_?(id|num|number))$")
 
@@ -46,23 +47,28 @@ def find_blocks(model: nn.Module) -> tuple[FoundBlock, ...]:
     A list is a `ModuleList` all of whose members have parameters and submodules (they may be of
     different classes), or the longest run of such members of one class in a `Sequential`. Lists
     inside a block are part of it. Beside the largest list, those with a fair share of the
-    parameters count too (an encoder and a decoder).
+    parameters count too (an encoder and a decoder). A small model without any is one block.
 
     Raises:
-        ConfigError: if there is no such list.
+        ConfigError: if there is no such list, and the model is large or has no parameters.
     """
     candidates = list(_lists(model, ""))
     # One block is a degenerate list: taken only when nothing repeats.
     lists = [found for found in candidates if len(found) > 1] or candidates
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if not lists and 0 < num_parameters <= MOST_IN_ONE_BLOCK:
+        return (FoundBlock(name="", list_name="", position=0, is_last=True, module=model),)
     if not lists:
         raise ConfigError(
-            f"no repeated blocks were found in {type(model).__name__}",
+            f"no repeated blocks were found in {type(model).__name__}, of {num_parameters:,} "
+            "parameters",
             why="a ModuleList (or a Sequential) whose members have parameters and submodules of "
-            f"their own was looked for; the module's parts are {_parts(model)}",
+            f"their own was looked for; the module's parts are {_parts(model)}; as one block all "
+            "parameters would have to be on the GPU together",
             remedy="put the model's blocks into a torch.nn.ModuleList",
         )
     sizes = [_num_parameters(found) for found in lists]
-    least = MIN_LIST_SHARE * sum(parameter.numel() for parameter in model.parameters())
+    least = MIN_LIST_SHARE * num_parameters
     return tuple(
         block
         for found, size in zip(lists, sizes, strict=True)

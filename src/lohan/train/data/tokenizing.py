@@ -1,6 +1,7 @@
 """The tokenizer of a run, with the chat template that was asked for.
 
-Owns how `chat_template_path` is honoured. Called by `fine_tune` and by the preview's command.
+Owns how `chat_template_path` is honoured. Called by `fine_tune`, by the preview's command and by
+trainers of a model given by name.
 """
 
 import os
@@ -17,11 +18,20 @@ def load_tokenizer(place: ModelPlace, args: Any) -> Any:
     Raises:
         ConfigError: there is no tokenizer, or the template cannot be read.
     """
-    import transformers
-
     from lohan.train.weights.source import tokenizer_in
 
     tokenizer = tokenizer_in(place, trust_remote_code=args.trust_remote_code)
+    return with_template(tokenizer, args)
+
+
+def with_template(tokenizer: Any, args: Any) -> Any:
+    """The tokenizer with the chat template that was asked for, and with no token more.
+
+    Raises:
+        ConfigError: the template cannot be read.
+    """
+    import transformers
+
     path = getattr(args, "chat_template_path", None)
     if path is None:
         return tokenizer

@@ -21,7 +21,7 @@ from lohan.held_locks import hold, let_go
 from lohan.ssd.engines.storage_errors import storage_error
 from lohan.ssd.runs.partial_directory import remove_left
 from lohan.train.run.disk_reservation import RESERVED_NAME, Reservation
-from lohan.train.run.resume_point import read_run
+from lohan.train.run.resume_point import checkpoints, read_run
 from lohan.working_folder import RUN_NAME, next_working_folder, working_folder
 
 TABLES_FOLDER = "tables"
@@ -135,16 +135,20 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
 
 
 def set_aside(out: pathlib.Path, run_id: str) -> pathlib.Path | None:
-    """Make room for another run where the one in OUT has ended; where its files are then.
+    """Make room for another run where the one in OUT has ended, or has only evaluated; where its
+    files are then.
 
     None where it has not ended, or is of an older release: nothing is changed then.
     """
     folder = working_folder(out)
     summary = folder / "summary.json"
-    if folder == out or not summary.is_file():
+    if folder == out:
         return None
-    found = json.loads(summary.read_text(encoding="utf-8"))
-    if found.get("run_id") != run_id or found.get("stopped_because") is not None:
+    if summary.is_file():
+        found = json.loads(summary.read_text(encoding="utf-8"))
+        if found.get("run_id") != run_id or found.get("stopped_because") is not None:
+            return None
+    elif checkpoints(out):
         return None
     return folder.rename(folder.with_name(f"{folder.name}-{run_id}"))
 

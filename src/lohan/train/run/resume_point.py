@@ -53,6 +53,7 @@ _MAY_DIFFER = frozenset(
         "output_dir",
         "overwrite_output_dir",
         "resume_from_checkpoint",
+        "restore_callback_states_from_checkpoint",  # they are, always
         "do_train",
         "do_eval",
         "do_predict",

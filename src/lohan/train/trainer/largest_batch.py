@@ -3,6 +3,7 @@
 Owns looking through a prepared table. Called by the trainer; the engine plans for what is found.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -64,7 +65,9 @@ def refuse_unknown_tokens(table: Any, model: Any, columns: Columns = _TOKENS, *,
     Raises:
         ConfigError: naming the first such row.
     """
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    embedding = None
+    with contextlib.suppress(NotImplementedError):  # transformers': a model without one
+        embedding = getattr(model, "get_input_embeddings", lambda: None)()
     num_tokens = getattr(embedding, "num_embeddings", None)
     if num_tokens is None:
         return

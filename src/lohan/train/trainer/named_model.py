@@ -5,6 +5,7 @@ by the trainers.
 """
 
 import inspect
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError, LohanWarning
+from lohan.train.data.tokenizing import with_template
 from lohan.train.weights.source import ModelSource, open_source
 
 _WITHOUT_EFFECT = {
@@ -57,6 +59,20 @@ def open_named(model: str, args: Any, head: str | None = None) -> ModelSource:
         head=head,
         seed=int(getattr(args, "seed", 0)),
     )
+
+
+def templated(source: ModelSource, args: Any, tokenizer: Any) -> Any:
+    """The tokenizer with the template of another model, where `chat_template_path` names one."""
+    path = getattr(args, "chat_template_path", None)
+    if not path or os.path.isfile(path):
+        return tokenizer  # TRL reads a file
+    warnings.warn(
+        f"the chat template of {path} is taken, and no token of it: of a model given by name the "
+        "embedding keeps its size",
+        LohanWarning,
+        stacklevel=2,
+    )
+    return with_template(tokenizer or source.load_tokenizer(), args)
 
 
 def make_named(source: ModelSource, args: Any) -> Any:

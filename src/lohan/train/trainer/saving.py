@@ -61,7 +61,7 @@ from lohan.train.trainer.resuming import ResumingMixin
 from lohan.train.trainer.samples import Asked, SamplePrompts
 from lohan.train.weights import archive
 from lohan.train.weights.check_export import ModelDirectoryReport
-from lohan.train.weights.export_hf import export_model
+from lohan.train.weights.export_hf import export_model, exported_as
 from lohan.train.weights.file_list import MODEL_LIST_NAME, hash_files, write_list
 from lohan.train.weights.model_identity import MODEL_IDENTITY, source_identity, tokenizer_identity
 from lohan.train.weights.source import ModelSource
@@ -218,11 +218,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
                 stack.callback(self._engine.close)
             self._release_space()
 
-    def _own_callbacks(self) -> list[Any]:
+    def _add_own_callbacks(self) -> None:
+        """Those of a run, behind the user's, where there is none of the kind."""
         flow, asking = SealingFlow(self), SamplePrompts(self, self.sample_prompts)
-        if not self.is_first:
-            return [flow, asking]
-        return [flow, LogFile(self), PlanFile(self), RunInWords(self), asking]
+        own = (flow, LogFile(self), PlanFile(self), RunInWords(self), asking)
+        for one in own if self.is_first else (flow, asking):
+            if not any(isinstance(other, type(one)) for other in self.callback_handler.callbacks):
+                self.add_callback(one)
 
     def _release_space(self) -> None:
         if self.is_first:
@@ -245,6 +247,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
     def _start_engine(self, run: RunRecord | None) -> Engine:
         if run is None and self._archive_to_load is None:
             self._refuse_foreign_out()
+        self._add_own_callbacks()
         self.create_optimizer()
         self.by_first(lambda: self._prepare_out(is_new=run is None), "the output folder")
         self.model_identity  # noqa: B018 - now: transformers changes the configuration later
@@ -272,7 +275,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             gpu_bytes=offload.gpu,
             device=offload.device,
             machine=machine_from(offload.machine) if offload.machine is not None else None,
-            largest_step=self.largest_step(),
+            largest_step=self.largest_step() or self.shown_step(),
             loss_fn=self._planning_call(),
             write_limit=write_limit_of(self),
             progress=self.tell,
@@ -285,7 +288,10 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
         engine = attach_with(self.model, self._plain_optimizer(), options, first)
         self._engine = engine
         self._note_live(engine.run_id)
-        self.model.save_pretrained = self._save_pretrained
+        # A function: blocks are watched for what they change, and a method leads to the trainer.
+        self.model.save_pretrained = lambda *given, **kwargs: self._save_pretrained(
+            *given, **kwargs
+        )
         record = RunRecord(run_id=engine.run_id, ssd=tuple(ssd))
         self.by_first(lambda: record.write(self.out), "the record of the run")
         return engine
@@ -525,11 +531,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             return self.adapting.export(
                 weights, folder, model_name=self.model_name, tokenizer=self.processing_class
             )
-        # Which class is meant by its configuration alone is known of language models only.
-        is_stock = type(self.model).__module__.startswith("transformers.")
-        made = self.model if is_stock else self.model.config
         return export_model(
-            self.source if self.source is not None else made,
+            self.source if self.source is not None else exported_as(self.model),
             weights,
             folder,
             buffers=changed_buffers(self.engine.buffers),

@@ -11,6 +11,7 @@ logs see the same numbers in the same order as in memory.
 """
 
 import contextlib
+import copy
 import functools
 import os
 import warnings
@@ -20,15 +21,18 @@ from typing import Any, cast
 import torch
 import transformers
 import trl
+from transformers.trainer_utils import has_length
 
 from lohan.device import torch_device_named
 from lohan.drive.weights.offloaded import note_used_gradients
 from lohan.errors import ConfigError, LohanWarning
+from lohan.model.inputs import is_known
 from lohan.train.adapters.adapting import Adapting
 from lohan.train.adapters.kinds import QUANTIZED_BASE, is_adapted
 from lohan.train.data.answer_marks import every_template_marked
 from lohan.train.run.out_folder import locked_folder
 from lohan.train.run.progress import teller
+from lohan.train.run.randomness_state import random_state, set_random_state
 from lohan.train.settings.arguments import (
     refuse_broken_window,
     refuse_generating,
@@ -41,7 +45,7 @@ from lohan.train.trainer.engine_optimizer import SteppedByEngine, groups_of_adam
 from lohan.train.trainer.evaluation import GroupedBatches, Prediction
 from lohan.train.trainer.fp32_losses import compute_losses_in_fp32
 from lohan.train.trainer.largest_batch import longest_rows, refuse_unknown_tokens
-from lohan.train.trainer.named_model import make_named, named_parameters, open_named
+from lohan.train.trainer.named_model import make_named, named_parameters, open_named, templated
 from lohan.train.trainer.rehearsal import collated_without_trace, may_rehearse, without_trace
 from lohan.train.trainer.samples import Asked
 from lohan.train.trainer.saving import RELIED_ON, SavingMixin
@@ -115,6 +119,8 @@ class OffloadMixin(SavingMixin):
             self.model_name = os.fspath(model)
         if self.source is not None:
             model = make_named(self.source, args)
+            tokenizer = templated(self.source, args, kwargs.get("processing_class"))
+            kwargs["processing_class"] = tokenizer
         self.adapting = Adapting(model, kwargs.get("peft_config"), is_named=self.source is not None)
         self._prepare_saving()
         self.is_out_held = False
@@ -122,13 +128,13 @@ class OffloadMixin(SavingMixin):
         self._micro_batches: list[Any] = []
         self._losses: list[float] = []
         self._evaluating: GroupedBatches | None = None
+        self._given: list[Any] | None = None
+        """Batches of an evaluation that comes before the first step."""
         super().__init__(model=model, **kwargs)
         self.adapting.finish(self.model)
         self._one_forward = OneForward(self.model)
         if self.args.bf16 or self.args.fp16:
             compute_losses_in_fp32(self.model)
-        for callback in self._own_callbacks():
-            self.add_callback(callback)
         self.tell = teller(self.args)
 
     def _look_at(self, given: dict[str, Any]) -> None:
@@ -388,6 +394,21 @@ class OffloadMixin(SavingMixin):
         batch = self._prepare_inputs(collated_without_trace(self.data_collator, rows))
         return [dict(self._for_engine(batch))] * self.args.gradient_accumulation_steps
 
+    def shown_step(self) -> list[Any] | None:
+        """Micro-batches of the first rows, where only rows show what a model is called with."""
+        rows = self.train_dataset
+        is_stream = isinstance(rows, torch.utils.data.IterableDataset) or not has_length(rows)
+        if is_known(self.model) or self._given or rows is None or is_stream:
+            return self._given
+        before = random_state()
+        try:
+            count = min(self.args.per_device_train_batch_size, len(rows))
+            collate = self._get_collator_with_removed_columns(copy.deepcopy(self.data_collator))
+            batch = self._prepare_inputs(collate([rows[index] for index in range(count)]))
+        finally:
+            set_random_state(before)
+        return [dict(self._for_engine(batch))] * self.args.gradient_accumulation_steps
+
     def _is_loss_scaled(self, num_items_in_batch: Any) -> bool:
         """Whether `compute_loss` divides by the items of the whole step, as transformers asks."""
         is_said = getattr(self, "loss_is_scaled_for_ga", None)
@@ -455,6 +476,8 @@ class OffloadMixin(SavingMixin):
             # Rows without labels have no loss, and are predicted all the same.
             return torch.zeros(()) if loss is None else cast(torch.Tensor, loss)
 
+        if self._engine is None and not is_known(self.model):
+            self._given = prepared
         losses = self.engine.evaluate(prepared, loss_of)
         predictions = []
         for index, number in enumerate(losses):

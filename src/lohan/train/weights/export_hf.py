@@ -13,21 +13,24 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lohan.engine.model_buffers import persistent_buffers
 from lohan.errors import CheckpointError, ConfigError, OutOfSpace, StorageError
 from lohan.ssd.engines.storage_errors import storage_error
 from lohan.ssd.runs.partial_directory import partial_directory
 from lohan.train.weights import meta_model
 from lohan.train.weights.carried_files import write_carried_files
 from lohan.train.weights.check_export import ModelDirectoryReport, check_model_directory
-from lohan.train.weights.checkpoint_files import INDEX_NAME, shown
+from lohan.train.weights.checkpoint_files import INDEX_NAME, SINGLE_NAME, shown
 from lohan.train.weights.checkpoint_names import NameGroup
-from lohan.train.weights.export_layout import ExportLayout, cut_shards, export_layout
+from lohan.train.weights.export_layout import ExportLayout, FileTensor, cut_shards, export_layout
 from lohan.train.weights.file_list import MODEL_LIST_NAME, files_below, hash_files, write_list
 from lohan.train.weights.safetensors_format import StoredTensor
 from lohan.train.weights.safetensors_stream import ShardWriter
@@ -36,6 +39,7 @@ from lohan.units import GB, MB, format_bytes
 
 MAX_SHARD_BYTES = 5 * GB
 EXPORT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_LIBRARY = "transformers."
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
 _BESIDE_BYTES = 64 * MB
 """Left free for configuration, tokenizer and the filesystem's own records."""
@@ -61,7 +65,8 @@ def export_model(
 
     Args:
         source: the model training started from; or, for one that was made in this process, the
-            transformers module or its configuration.
+            module (of a class of one's own: its tensors, and its configuration if it has one) or
+            transformers' configuration.
         tensors: every parameter once, by the name it is trained under, in any order.
         buffers: persistent buffers that training changed; the others are those of the source.
         out: a directory that is not there yet, or is empty.
@@ -83,13 +88,15 @@ def export_model(
             why="weights are written as bf16, fp16 or fp32",
             remedy="use torch.bfloat16",
         )
-    source = _as_source(source)
     out = Path(os.path.realpath(out))
     is_merge = should_merge and out.is_dir()
     refuse_taken(out, should_merge=should_merge)
+    if isinstance(source, torch.nn.Module) and not type(source).__module__.startswith(_LIBRARY):
+        return _export_own(source, tensors, out, dtype, tokenizer, is_merge=is_merge)
+    source = _as_source(source)
     layout = export_layout(source, dtype)
     shards = cut_shards(layout.tensors, max_shard_bytes)
-    _refuse_full(out if is_merge else out.parent, layout)
+    _refuse_full(out if is_merge else out.parent, layout.tensors)
     with partial_directory(out, is_merge) as partial:
         with contextlib.ExitStack() as files:
             writers = []
@@ -118,18 +125,65 @@ def export_model(
     return dataclasses.replace(report, path=out, files=written)
 
 
+def exported_as(model: torch.nn.Module) -> Any:
+    """What of a module is to be exported: its configuration, where that means a class that
+    transformers knows and the module's own is a user's over it; the module itself everywhere
+    else, since which class is meant is known of language models only."""
+    config = getattr(model, "config", None)
+    if not type(model).__module__.startswith(_LIBRARY):
+        with contextlib.suppress(ConfigError):
+            meta_model.model_class(config, Path(), trust_remote_code=False)
+            return config
+    return model
+
+
 def _as_source(given: Any) -> ModelSource:
-    if isinstance(given, ModelSource):
-        return given
     if isinstance(given, torch.nn.Module):
-        if not hasattr(given, "config"):
-            raise ConfigError(
-                f"{type(given).__name__} cannot be exported",
-                why="it has no transformers configuration, which the exported files need",
-                remedy="save the tensors yourself, or export a transformers model",
-            )
         return source_of_config(given.config, kind=type(given))
-    return source_of_config(given)
+    return given if isinstance(given, ModelSource) else source_of_config(given)
+
+
+def _export_own(
+    model: torch.nn.Module,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    out: Path,
+    dtype: torch.dtype,
+    tokenizer: Any,
+    *,
+    is_merge: bool,
+) -> ModelDirectoryReport:
+    """Write a module of a class that no library has: one file, with the names it has itself."""
+    buffers = persistent_buffers(model)
+    own = [(name, dtype, tuple(one.shape)) for name, one in model.named_parameters()]
+    own += [(name, one.dtype, tuple(one.shape)) for name, one in buffers.items()]
+    _refuse_full(out if is_merge else out.parent, own)
+    with partial_directory(out, is_merge) as partial:
+        with contextlib.closing(ShardWriter(partial / SINGLE_NAME, own)) as writer:
+            places = {place.name: place for place in writer.places}
+            for name, tensor in chain(tensors, buffers.items()):
+                writer.write(places.pop(name), tensor)
+            if places:
+                raise _incomplete(places)
+            writer.finish()
+        parts: tuple[Any, ...] = (getattr(model, "config", None), tokenizer)
+        for part in parts:
+            if hasattr(part, "save_pretrained"):
+                part.save_pretrained(str(partial))
+        written = tuple(files_below(partial))
+        place_model(partial, out, is_merge=is_merge)
+    return ModelDirectoryReport(
+        path=out,
+        architecture=type(model).__name__,
+        num_files=1,
+        num_tensors=len(own),
+        num_parameters=sum(math.prod(shape) for _, _, shape in own),
+        total_bytes=writer.nbytes,
+        dtypes=Counter(str(kind) for _, kind, _ in own),
+        unexpected=(),
+        problems=(),
+        remarks=(),
+        files=written,
+    )
 
 
 class _Intake:
@@ -228,11 +282,16 @@ def _write_tensors(
             if name in intake.missing:
                 intake.take(name, buffer)
     if intake.missing:
-        raise ConfigError(
-            f"{len(intake.missing)} tensors of the model were not given: {shown(intake.missing)}",
-            why="the exported model would be incomplete",
-            remedy="export with the model the run started from",
-        )
+        raise _incomplete(intake.missing)
+
+
+def _incomplete(missing: Iterable[str]) -> ConfigError:
+    names = list(missing)
+    return ConfigError(
+        f"{len(names)} tensors of the model were not given: {shown(names)}",
+        why="the exported model would be incomplete",
+        remedy="export with the model the run started from",
+    )
 
 
 def _buffers(source: ModelSource) -> Iterator[tuple[str, torch.Tensor]]:
@@ -290,8 +349,8 @@ def free_bytes_at(directory: Path) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def _refuse_full(directory: Path, layout: ExportLayout) -> None:
-    needed = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in layout.tensors)
+def _refuse_full(directory: Path, tensors: Iterable[FileTensor]) -> None:
+    needed = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in tensors)
     needed += _BESIDE_BYTES
     free_bytes = free_bytes_at(directory)
     if needed > free_bytes:

@@ -110,8 +110,8 @@ def differences(
 
 
 def as_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back; what JSON cannot hold becomes its text."""
-    plain = json.loads(json.dumps(dict(found), default=str))
+    """As JSON gives it back; what JSON cannot hold, infinity too, becomes its text."""
+    plain = json.loads(json.dumps(dict(found), default=str), parse_constant=str)
     assert isinstance(plain, dict)
     return plain
 

@@ -69,7 +69,14 @@ def test_a_single_block_will_do_where_nothing_repeats():
     ],
     ids=["leaf", "plain layers", "no submodules", "empty list"],
 )
-def test_a_model_without_blocks_is_refused_with_what_was_looked_for(model):
+def test_a_small_model_without_blocks_is_one(model):
+    (block,) = find_blocks(model)
+    assert block.module is model
+    assert block.is_last
+
+
+@pytest.mark.parametrize("model", [nn.Linear(20_000, 20_000, device="meta"), nn.ReLU()])
+def test_a_large_model_without_blocks_is_refused_with_what_was_looked_for(model):
     with pytest.raises(ConfigError, match="no repeated blocks were found") as raised:
         find_blocks(model)
     assert "ModuleList" in raised.value.why

@@ -31,6 +31,16 @@ def test_marks_of_pictures_are_the_models_own_business() -> None:
     )
 
 
+def test_a_model_without_an_embedding_has_no_unknown_tokens() -> None:
+    class WithoutEmbedding:
+        def get_input_embeddings(self) -> None:
+            raise NotImplementedError("as transformers says it")
+
+    refuse_unknown_tokens(
+        datasets.Dataset.from_list([{"input_ids": [1000]}]), WithoutEmbedding(), what="training"
+    )
+
+
 def test_a_table_of_pictures_is_planned_for_by_the_rows_with_most_of_them() -> None:
     table = tiny_vision.rows([0, 1, 0, 3, 2])
     found = longest_rows(table, 2)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lohan.train.trainer.named_model import make_named, open_named
-from support import tiny_models
+from lohan.errors import LohanWarning
+from lohan.train.trainer.named_model import make_named, open_named, templated
+from support import tiny_chat, tiny_models, trl_runs
 from support.loss_families import FAMILIES, in_bf16
 
 BUILDS = {name: family.build for name, family in FAMILIES.items() if "smoothed" not in name}
@@ -40,3 +41,18 @@ def test_a_model_by_name_is_the_one_of_from_pretrained(tmp_path: pathlib.Path, n
     loaded = type(made).from_pretrained(tmp_path, dtype=torch.bfloat16).train()
     assert type(by_name) is type(loaded)
     assert seen(by_name) == seen(in_bf16(loaded))
+
+
+def test_the_template_of_another_model_is_taken_without_its_tokens(tmp_path: pathlib.Path) -> None:
+    tiny_chat.save_model(tmp_path / "model")
+    other = tiny_chat.tokenizer()
+    other.chat_template = "{{ messages[0]['content'] }}"
+    other.add_tokens(["<|new|>"])
+    other.save_pretrained(tmp_path / "other")
+    args = trl_runs.sft_arguments(tmp_path / "out", chat_template_path=str(tmp_path / "other"))
+    source = open_named(str(tmp_path / "model"), args)
+    with pytest.warns(LohanWarning, match="no token of it"):
+        tokenizer = templated(source, args, None)
+    assert tokenizer.chat_template == other.chat_template
+    assert len(tokenizer) == len(tiny_chat.tokenizer())
+    assert args.chat_template_path is None

@@ -157,9 +157,15 @@ def test_a_model_made_from_its_configuration_is_laid_out_as_transformers_does(
     load_whole(tmp_path / "out")
 
 
-def test_a_module_without_a_configuration_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ConfigError, match="no transformers configuration"):
-        export_model(torch.nn.Linear(2, 2), [], tmp_path / "out")
+def test_a_module_of_ones_own_is_whole_or_not_there(tmp_path: pathlib.Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="1 tensors of the model were not given: bias"):
+        export_model(model, [("weight", model.weight)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    report = export_model(model, model.named_parameters(), tmp_path / "out", dtype=torch.float32)
+    assert report.files == ("model.safetensors",)
+    after = stored_tensors(tmp_path / "out")
+    assert all(torch.equal(after[name], one) for name, one in model.named_parameters())
 
 
 def test_a_model_with_a_buffer_is_exported_with_it(tmp_path: pathlib.Path) -> None:

@@ -170,3 +170,10 @@ def test_all_columns_count_where_none_is_known() -> None:
     one, other = (datasets.Dataset.from_dict({"pixels": [[value]]}) for value in (1, 2))
     assert hash_rows(one, ()) != hash_rows(other, ())
     assert hash_rows(one, None) != hash_rows(other, None)
+
+
+def test_infinity_in_a_configuration_can_be_sealed() -> None:
+    config = transformers.LlamaConfig(time_step_limit=[0.0, float("inf")])
+    found = source_identity(config)
+    assert found["config.time_step_limit"] == [0.0, "Infinity"]
+    json.dumps(found, allow_nan=False)
