@@ -197,6 +197,7 @@ def test_main_memory_is_pinned_before_the_first_step_and_not_by_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pins: list[tuple[str, int]] = []
+    said: list[str] = []
     pin = AcceleratorDevice.pin
 
     def noted(self: Any, address: int, nbytes: int) -> None:
@@ -206,11 +207,12 @@ def test_main_memory_is_pinned_before_the_first_step_and_not_by_lanes(
     monkeypatch.setattr(AcceleratorDevice, "pin", noted)
     case = on_accelerator(model="llama_packed", choice=Choice.SWAP_TO_SSD, num_micro_batches=2)
     model = build(case)
-    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+    with attach(case, model, optimizer_for(case, model), tmp_path, progress=said.append) as engine:
         for batches in batches_of(case):
             engine.step(batches)
         held_bytes = engine.ram_peak_bytes
         engine.close(should_delete=True)
     assert [name for name, _ in pins] == ["MainThread"]
     assert pins[0][1] <= held_bytes
+    assert sum(one.startswith("pinning ") for one in said) == 1, said
     assert accelerator.calls().pinned_bytes() == 0

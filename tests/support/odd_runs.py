@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
@@ -56,12 +57,15 @@ def plain(
     loss_scale: float | None = None,
     weights: Callable[[Sequence[Any]], Sequence[float]] | None = None,
 ) -> PlainRun:
+    """On the engine's device: what is drawn there comes from its own generator."""
     if loss_scale is None and case.dtype is torch.float16:
         loss_scale = 2.0**16
+    target = engine.device.torch_device
+    model.to(target)
     return plain_end(
         model,
         optimizer_for(case, model),
-        steps,
+        tree_map_only(torch.Tensor, lambda leaf: leaf.to(target), list(steps)),
         layout=engine.store.layout,
         shares_of=weights,
         loss_fn=loss_fn,

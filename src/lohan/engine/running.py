@@ -30,6 +30,7 @@ from lohan.schedule.task import Task
 from lohan.simulate import replay, settled_schedule, trace_of
 from lohan.store import StateStore, StoreCounters, SwapFile
 from lohan.trace import Recorder, Trace
+from lohan.units import format_bytes
 from lohan.vocabulary import Lane, Tier
 
 
@@ -124,14 +125,11 @@ def _start(
     rolling = RollingSchedule(plan)
     layout, device, peers = setup.store.layout, setup.device, setup.peers
     tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
-    host = RamMemory(
-        pools_bytes(rolling.pools, tiers)
-        + rounding_bytes(layout)
-        + swap_rounding_bytes(plan)
-        + peers_bytes(plan),
-        device,
-        on_refused_pin=setup.tell_unpinned,
-    )
+    host_bytes = pools_bytes(rolling.pools, tiers) + rounding_bytes(layout)
+    host_bytes += swap_rounding_bytes(plan) + peers_bytes(plan)
+    if device.queue is not None:
+        setup.options.tell(f"pinning {format_bytes(host_bytes)} of RAM for copies")
+    host = RamMemory(host_bytes, device, on_refused_pin=setup.tell_unpinned)
     book = LeaseBook(host, device)
     undo.callback(host.close)
     swap_file = setup.make_swap_file(plan)
