@@ -1,13 +1,14 @@
 """Whole steps of `lohan+`, `lohan` and `zero-infinity` on an emulated machine, next to predictions.
 
     python benchmarks/iteration.py --dir SSD_DIRECTORY [--steps 5] [--time-scale 0.05] [--trace DIR]
-        [--device emulated|accelerator]
+        [--device emulated|accelerator] [--as-it-was]
 
 The engine trains a small Llama on the emulated device, or on the test accelerator with the same
 rates (docs/test-accelerator.md), with emulated drives and CPU updates held back to a rate: a
 machine with the proportions of the paper's (see `scaled_machine.py`). All bytes really move and all
 numbers are really computed; what this computer does faster is waited for. On the accelerator work
-is launched ahead, and it tells for how long compute had nothing to do between two blocks. Each
+is launched ahead, and it tells for how long compute had nothing to do between two blocks; with
+`--as-it-was` the host waits for the device after each, as it once did (`launch_ahead.py`). Each
 row is one plan, run by the same engine; the prediction is the simulator's for the same plan and
 machine. Steps are timed from the end of one to the end of the next, after a warm-up; all are
 printed. `--trace` writes, for each row, the measured and the simulated lanes of the same step into
@@ -27,13 +28,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 from iteration_traces import side_by_side
+from launch_ahead import as_it_was
 from scaled_machine import Scale, SmallModel, device_rates, link_rates
 
 from lohan.device.emulated import EmulatedDevice
@@ -294,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ssds", type=int, default=12, help="drives of the reference machine")
     parser.add_argument("--layers", type=int, default=SmallModel().num_layers)
     parser.add_argument("--device", choices=("emulated", "accelerator"), default="emulated")
+    parser.add_argument("--as-it-was", action="store_true", help="nothing is launched ahead")
     parser.add_argument("--only", nargs="*", help="titles of the rows to run")
     parser.add_argument("--trace", type=Path, help="directory for Chrome traces")
     options = parser.parse_args(arguments)
@@ -319,7 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(HEAD, flush=True)
         for system in systems:
-            row = bench.run(system, options.steps)
+            with as_it_was() if options.as_it_was else nullcontext():
+                row = bench.run(system, options.steps)
             rows.append(row)
             print(describe(row), flush=True)
             if options.trace is not None:

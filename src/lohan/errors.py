@@ -95,6 +95,10 @@ class CheckpointError(LohanError):
     """A checkpoint is missing, damaged, or belongs to another run."""
 
 
+class OtherRanks(CheckpointError):
+    """A run was made by another number of ranks; its states are whole."""
+
+
 class RankLost(LohanError):
     """Another rank of the run has failed or does not answer."""
 

@@ -1,5 +1,7 @@
 """The host launches a block while the one before it still computes. No clocks: a held queue."""
 
+import importlib
+import json
 import sys
 import threading
 from pathlib import Path
@@ -104,3 +106,17 @@ def test_the_lock_of_python_is_handed_on_sooner_while_a_step_runs(
         engine.step(batches_of(case)[0])
         engine.close(should_delete=True)
     assert max(found) < usual == sys.getswitchinterval()
+
+
+def test_whole_steps_run_at_the_pace_of_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`benchmarks/iteration.py`, small: the rates hold steps back, and gaps are told."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    benchmark = importlib.import_module("iteration")
+    monkeypatch.setattr(benchmark.torch, "set_num_threads", lambda count: None)
+    words = ["--dir", str(tmp_path), "--steps", "1", "--layers", "4", "--time-scale", "0.002"]
+    assert benchmark.main([*words, "--device", "accelerator", "--only", "lohan+"]) == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert row["median_seconds"] >= row["roofline_seconds"]
+    assert row["gap_us"]["median"] > 0

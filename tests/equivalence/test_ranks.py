@@ -72,10 +72,10 @@ def test_a_missing_slice_and_ranks_that_do_not_divide_the_groups_are_refused(
     changing = replace(run, model="counting", keeps=False)
     kept, uneven, changed = found_by(run, replace(run, groups=3), changing, directory=tmp_path)
     for rank in changed:
-        assert "changed the buffer num_seen" in rank["error"] or "RankLost" in rank["error"]
+        assert "a step on 2 ranks changes the buffer num_seen" in rank["error"]
     for rank in uneven:
         assert "2 ranks cannot share 3 reduction group(s) evenly" in rank["error"]
-    assert {path.name for path in tmp_path.glob(f"lohan-{kept[0]['run']}*")} == {
+    assert {path.name for path in tmp_path.iterdir()} == {
         f"lohan-{kept[0]['run']}.r{rank}of2" for rank in range(2)
     }
     (tmp_path / f"lohan-{kept[0]['run']}.r1of2" / "manifest.json").unlink()

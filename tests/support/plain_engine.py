@@ -50,6 +50,8 @@ class PlainManifest:
 class PlainEngine:
     """See the contract; `ssd[0]/lohan-<run id>` holds the seal."""
 
+    reduction_groups = 1
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -72,6 +74,7 @@ class PlainEngine:
         self.written_bytes = self.measuring_bytes = self.ram_peak_bytes = self.due_bytes = 0
         self.rates_note = ""
         self.gpu_peak_bytes: int | None = None
+        self.gpu_reserved_bytes: int | None = None
         self.is_rehearsing = False
         self.is_closed = False
         named = dict(model.named_parameters())

@@ -28,7 +28,7 @@ from lohan.hardware.machine import Machine
 from lohan.model.shape import ModelShape
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.paper import policy_named
-from lohan.parallel.peers import Peers, shares_of
+from lohan.parallel.peers import Peers
 from lohan.plan.plan import Plan
 from lohan.plan.policies import Policy
 from lohan.plan.workload import Workload
@@ -197,14 +197,6 @@ def all_batches(run: RankRun) -> list[list[dict[str, Any]]]:
     ]
 
 
-def own_batches(
-    run: RankRun, batches: list[dict[str, Any]], rank: int, groups: int
-) -> list[dict[str, Any]]:
-    shares, per_rank = shares_of(len(batches), groups), groups // run.num_ranks
-    begin = sum(shares[: rank * per_rank])
-    return batches[begin : begin + sum(shares[rank * per_rank : (rank + 1) * per_rank])]
-
-
 def attach(run: RankRun, directory: str, peers: Peers, model: Any, run_id: str | None) -> Engine:
     return attach_engine(
         model,
@@ -254,7 +246,6 @@ def take(run: RankRun, directory: str, rank: int) -> dict[str, Any]:
     """One rank of a run; what it found."""
     timeout = run.fails.get("timeout_seconds", 60.0)
     peers = Peers.join(timeout_seconds=timeout)
-    groups = run.groups or run.num_ranks
     model = built(run)
     torch.manual_seed(11 if rank == 0 else 1000 + rank)
     engine = attach(run, directory, peers, model, run.run)
@@ -272,7 +263,7 @@ def take(run: RankRun, directory: str, rank: int) -> dict[str, Any]:
         if run.seals_every and step and step % run.seals_every == 0:
             engine.seal({"random": torch.get_rng_state().tolist()})
         _fail(run.fails, rank, step)
-        results.append(engine.step(own_batches(run, batches, rank, groups)))
+        results.append(engine.step(batches[rank :: run.num_ranks]))
     engine.synchronize()
     named = dict(model.named_parameters())
     told |= {

@@ -142,10 +142,11 @@ def _remove(
     from lohan.cli.tables.output import console, print_json
     from lohan.errors import ConfigError, LohanError
     from lohan.store import refuse_removal, remove_left_run
+    from lohan.store.seals.commits import run_of
     from lohan.train.run.out_folder import clear_folder_of
     from lohan.units import format_bytes
 
-    runs = [_named(found, name) for name in dict.fromkeys(names)]
+    runs = [run for name in dict.fromkeys(names) for run in _named(found, name)]
     # Everything is checked before anything is deleted.
     for run in runs:
         refuse_removal(run, is_incomplete_fine=is_incomplete_fine)
@@ -163,7 +164,7 @@ def _remove(
         not_cleared = ""
         try:
             if run.out is not None:
-                clear_folder_of(run.run_id, pathlib.Path(run.out))
+                clear_folder_of(run_of(run.run_id)[0], pathlib.Path(run.out))
         except (LohanError, OSError) as error:  # the states are removed, whatever is there
             not_cleared = f"note: {run.out} may hold space and half a model: {error}"
         left = [*done.left, *run.missing]
@@ -186,12 +187,17 @@ def _remove(
         print_json({"removed": removed})
 
 
-def _named(found: "LeftRuns", name: str) -> "LeftRun":
+def _named(found: "LeftRuns", name: str) -> list["LeftRun"]:
+    """A run, or of one of several ranks what each of them has there."""
     from lohan.errors import ConfigError, nearest_names
+    from lohan.store.seals.commits import run_of
 
+    of_ranks = [run for run in found.runs if run.run_id != name == run_of(run.run_id)[0]]
+    if of_ranks:
+        return of_ranks
     chosen = [run for run in found.runs if run.run_id == name]
     if not chosen:
-        known = sorted({run.run_id for run in found.runs})
+        known = sorted({run_of(run.run_id)[0] for run in found.runs})
         raise ConfigError(
             f"there is no run {name!r}",
             why="the given SSD directories hold "
@@ -205,7 +211,7 @@ def _named(found: "LeftRuns", name: str) -> "LeftRun":
             why=f"they do not belong together: {places}",
             remedy="give the SSD directories of one of them only",
         )
-    return chosen[0]
+    return chosen
 
 
 def _confirm(run: "LeftRun") -> None:

@@ -53,6 +53,12 @@ def plan(
     gpu: GpuOption = None,
     ssds: SsdsOption = None,
     gpus: GpusOption = None,
+    machines: Annotated[
+        int, typer.Option("--machines", min=1, help="So many such machines that train together.")
+    ] = 1,
+    network: Annotated[
+        str | None, typer.Option("--network", help="Between the machines, such as 10Gbit/s.")
+    ] = None,
     policy: PolicyOption = "lohan+",
     tokens: Annotated[
         str | None,
@@ -72,14 +78,14 @@ def plan(
 
     Exit code 0: it fits. 1: it does not. 2: the request cannot be met.
     """
-    from lohan.cli.reading.request import OTHER_POLICIES, parse_tokens, request_of
+    from lohan.cli.reading.request import OTHER_POLICIES, as_ranks, parse_tokens, request_of
     from lohan.cli.reading.run_words import rooms_of, run_words, write_limit_of
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.plan_tables import show_answer
     from lohan.engine.planning.write_limit import planned_within
     from lohan.schedule.build import build_schedule
     from lohan.schedule.check import check_serial
-    from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
+    from lohan.simulate.answers.answer import Answer, plan_of, totals_of, with_limits, with_step
     from lohan.simulate.choose import Judge, Judged
     from lohan.simulate.quick import uncollected
     from lohan.units import format_bytes_decimal
@@ -100,6 +106,8 @@ def plan(
         rated_lives_bytes=words.rated_lives_bytes,
         adapter=words.adapter,
     )
+    if machines > 1:
+        request = as_ranks(request, machines, network)
     num_tokens = (
         words.num_steps * request.workload.num_tokens
         if tokens is None and words.num_steps is not None
@@ -118,8 +126,13 @@ def plan(
         answer = Answer(request=request, plan=made, rooms=tuple(rooms))
         if taken is not None:
             check_serial(build_schedule(taken.plan, num_steps=2))
+        # What else there could be is asked of one machine.
+        if taken is not None and machines > 1:
+            answer = replace(answer, step=taken.step, run=totals_of(taken.step, num_tokens))
+        elif taken is not None:
             answer = with_step(answer, taken.step, num_tokens, judge)
-        answer = with_limits(answer, OTHER_POLICIES)
+        if machines == 1:
+            answer = with_limits(answer, OTHER_POLICIES)
     fields = answer.to_fields()
     if limit is not None and taken is not None:
         run_bytes = limit.run_bytes(taken.plan, taken.step.written_bytes)

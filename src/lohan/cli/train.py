@@ -52,6 +52,19 @@ def train(
         str | None,
         typer.Option(metavar="NAME", help="cuda, cuda:0, cpu or emulated. [default: a GPU if any]"),
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Processes of this machine that train together, a GPU each."
+        ),
+    ] = None,
+    machines: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Machines, each with as many; see --rendezvous.")
+    ] = 1,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of one of the machines, where all of them meet."),
+    ] = None,
     machine: Annotated[
         str | None,
         typer.Option(
@@ -113,6 +126,10 @@ def train(
     if print_config:
         sys.stdout.write(config.to_text())
         return
+    from lohan.parallel.launch import is_rank, launch_ranks
+
+    if not is_rank() and (gpus or 1) * machines > 1:
+        raise typer.Exit(launch_ranks(gpus or 1, num_machines=machines, rendezvous=rendezvous))
     from lohan.train.fine_tune import run_training
 
     with lasting_output():

@@ -39,6 +39,8 @@ class StepGroups:
     of: tuple[int, ...]
     """The group of each micro-batch, ascending, counted over all ranks."""
     first: int = 0
+    every: int = 1
+    """A rank has every so manieth group from its first on: the number of ranks."""
     count: int = 1
     step: int = 0
     """The number of the step: no two draw alike."""

@@ -384,7 +384,7 @@ class Passes:
                 self._sums.add(parameter, gradient, self._row_of(micro_batch))
 
     def _row_of(self, micro_batch: MicroBatch) -> int:
-        return self._group_of(micro_batch) - self._groups.first
+        return (self._group_of(micro_batch) - self._groups.first) // self._groups.every
 
 
 def _stretches(segments: SegmentMap) -> dict[BlockId, int]:

@@ -27,10 +27,10 @@ from lohan.engine.planning.swap_room import swap_room_bytes, try_swap_room
 from lohan.engine.planning.traced_model import TracedModel, sizes_of
 from lohan.engine.ranks import (
     agreement,
-    description,
     least_budgets,
     open_run,
     reduction_groups_of,
+    refuse_unlike_ranks,
 )
 from lohan.engine.results import RunCounters
 from lohan.engine.run_setup import (
@@ -121,6 +121,7 @@ def _attach(
         )
         masters = options.master_format or master_format_of(options.policy, compute_format)
         segments, whole = lay_out(model, traced, compute_format, masters)
+        refuse_unlike_ranks(whole, options, optimizer, traced, peers, groups)
         place = Slice(rank=peers.rank, num_ranks=peers.num_ranks)
         layout = place.layout(whole)
         values = None if first.run is not None else initial_tensors(model, first.weights)
@@ -128,6 +129,16 @@ def _attach(
             values = place.tensors(whole, values)
             first = replace(first, moments=place.moments(whole, first.moments))
         waits_for_norm = _waits_for_norm(optimizer, compute_format, nonfinite)
+        link_bytes_per_second = peers.link_bytes_per_second()
+
+        def as_used(machine: Machine) -> Machine:
+            """The machine as this rank has it."""
+            # Without a GPU if the processor computes, whatever it was measured with.
+            gpu = replace(machine.gpu, is_processor=device.shares_ram)
+            machine = replace(machine, gpu=gpu)
+            if peers.num_ranks == 1:
+                return machine
+            return machine.of_rank(peers.num_here, link_bytes_per_second)
 
         def plan(machine: Machine, budgets: Budgets) -> PlannedRun | None:
             # Without batches, the smallest step there can be shows whether drives are used.
@@ -138,7 +149,7 @@ def _attach(
                     traced.shape(sizes, steps or [None]),
                     sizes,
                     policy=options.policy,
-                    machine=_as_computing(machine, device),
+                    machine=as_used(machine),
                     budgets=budgets,
                     layout=layout,
                     clips_gradients=waits_for_norm,
@@ -176,9 +187,6 @@ def _attach(
                     swap_bytes=swap_room_bytes(planned.plan, layout),
                 )
             )
-        peers.refuse_difference(
-            description(whole, options, optimizer, traced, groups), what="models and settings"
-        )
         directories, run_id, is_new = open_run(options.ssd, first.run, peers)
         undo.callback(lambda: directories.close(should_delete=is_new))
         io = options.io if options.io is not None else choose_engine()[0]
@@ -210,7 +218,7 @@ def _attach(
             peers=peers,
             reduction_groups=groups,
             run_id=run_id,
-            machine=_as_computing(known.machine, device),
+            machine=as_used(known.machine),
             known=known,
             budgets=budgets,
             waits_for_norm=waits_for_norm,
@@ -324,11 +332,6 @@ def _sealed_states(
     if committed is not None and store.sealed is not None:
         refuse_other_seal(store.sealed, committed, peers.rank)
     return store
-
-
-def _as_computing(machine: Machine, device: Device) -> Machine:
-    """The machine, which has no GPU if the processor computes, whatever it was measured with."""
-    return replace(machine, gpu=replace(machine.gpu, is_processor=device.shares_ram))
 
 
 def _waits_for_norm(

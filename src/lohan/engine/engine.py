@@ -236,6 +236,11 @@ class Engine:
         return self._setup.run_id
 
     @property
+    def reduction_groups(self) -> int:
+        """Groups that a step's micro-batches are dealt to."""
+        return self._setup.reduction_groups
+
+    @property
     def num_steps(self) -> int:
         """Optimizer steps taken, skipped ones included."""
         return self._books.counters.num_steps

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,12 +28,14 @@ from lohan.engine.run_setup import RunSetup
 from lohan.engine.seal_metadata import sealed_counters
 from lohan.errors import ConfigError, LohanError, RankLost, StorageError
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
-from lohan.parallel.peers import Peers, groups_of
+from lohan.parallel.peers import Peers, groups_of, in_turn
 from lohan.ssd import RunDirectories, check_directories
 from lohan.ssd.runs.run_directory import PREFIX
 from lohan.store import Manifest, StateLayout, find_manifest
 from lohan.store.seals.commits import name_of_rank, refuse_other_ranks, write_commit
 from lohan.store.seals.sealing import Agree
+
+T = TypeVar("T")
 
 # A run -----------------------------------------------------------------------------------------
 
@@ -96,19 +98,44 @@ def least_budgets(options: Options, peers: Peers) -> tuple[int, int | None]:
     return min(ram_bytes for ram_bytes, _ in told), min(gpus, default=None)
 
 
-def description(
-    whole: StateLayout, options: Options, optimizer: AdamW, traced: TracedModel, groups: int
-) -> str:
-    """What must be the same on all ranks, as one short text."""
-    known = (
-        whole.to_json(),
-        [(one.label, one.segment.num_calls) for one in traced.stretches],
-        [repr(rates) for rates in optimizer.rates()],
-        optimizer.max_grad_norm,
-        (options.nonfinite, options.num_slots, groups),
-        (torch.__version__, version("lohan"), platform.python_version()),
+def refuse_unlike_ranks(
+    whole: StateLayout,
+    options: Options,
+    optimizer: AdamW,
+    traced: TracedModel,
+    peers: Peers,
+    groups: int,
+) -> None:
+    """Refuse ranks that would not train the same model in the same way, before they write.
+
+    Raises:
+        ConfigError: naming the rank and what differs; or a model that ranks cannot train.
+    """
+    blocks = [(one.label, one.segment.num_calls) for one in traced.stretches]
+    rates = [repr(rates) for rates in optimizer.rates()]
+    known = {
+        "versions": f"torch {torch.__version__}, lohan {version('lohan')}, Python "
+        f"{platform.python_version()}",
+        "model": _digest((whole.to_json(), blocks)),
+        "settings": _digest((rates, optimizer.max_grad_norm)),
+        "options": f"nonfinite={options.nonfinite} slots={options.num_slots} groups={groups}",
+    }
+    peers.refuse_difference(known)
+    if peers.num_ranks > 1 and traced.changed_buffers:
+        raise _buffer_changes(peers, traced.changed_buffers[0])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _buffer_changes(peers: Peers, name: str) -> ConfigError:
+    return ConfigError(
+        f"a step on {peers.num_ranks} ranks changes the buffer {name}",
+        why="each rank changes its own by its own micro-batches, and results would depend on "
+        "their number",
+        remedy="train with one rank, or put such modules into evaluation mode",
     )
-    return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
 
 
 def open_run(
@@ -169,7 +196,14 @@ class DealtStep:
     """That cover the micro-batches of every rank."""
     shares: list[float]
     """What the losses of its micro-batches are multiplied by."""
+    order: list[int]
+    """Which of the micro-batches it was given each one is: those of a group run together."""
     groups: StepGroups
+
+    def as_given(self, losses: Sequence[T]) -> list[T]:
+        """Put in the order in which micro-batches were given."""
+        places = {given: place for place, given in enumerate(self.order)}
+        return [losses[places[given]] for given in range(len(losses))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,23 +261,28 @@ def deal_step(
     counts = [len(one.labels) for one in told]
     groups = groups_of(counts, peers.rank, setup.reduction_groups)
     if told[0].weights is not None:
-        shares = [share for one in told for share in one.weights or ()]
+        shares = in_turn([one.weights or [] for one in told])
     else:
 
         def asked() -> bool | None:
             # Every rank has to know, and one that has no batch can be told.
             return peers.from_first(lambda: counts_first_label(own[0]), what="which labels count")
 
-        labels = [label for one in told for label in one.labels]
+        labels = in_turn([one.labels for one in told])
         shares = loss_weights(labels, None, counts_first_label=asked)
     if told[0].random_state is not None:
         generators.set_state(told[0].random_state)
-    begin, per_rank = sum(counts[: peers.rank]), setup.reduction_groups // peers.num_ranks
-    return own, DealtStep(
+    order = sorted(range(len(own)), key=lambda number: groups[number])
+    return [own[number] for number in order], DealtStep(
         sizes=_covering([one.sizes for one in told if one.sizes is not None]),
-        shares=shares[begin : begin + counts[peers.rank]],
+        shares=[shares[peers.rank + number * peers.num_ranks] for number in order],
+        order=order,
         groups=StepGroups(
-            of=groups, first=peers.rank * per_rank, count=per_rank, step=num_steps + 1
+            of=tuple(sorted(groups)),
+            first=peers.rank,
+            every=peers.num_ranks,
+            count=setup.reduction_groups // peers.num_ranks,
+            step=num_steps + 1,
         ),
     )
 
@@ -263,12 +302,7 @@ def buffers_unchanged(setup: RunSetup) -> Iterator[None]:
     yield
     for name, now in _buffer_versions(setup.model).items():
         if before.get(name) != now:
-            raise ConfigError(
-                f"a step on {setup.peers.num_ranks} ranks changed the buffer {name}",
-                why="each rank changes its own by its own micro-batches, and results would depend "
-                "on their number; nothing was sealed since",
-                remedy="train with one rank, or put such modules into evaluation mode",
-            )
+            raise _buffer_changes(setup.peers, name)
 
 
 def _buffer_versions(model: torch.nn.Module) -> dict[str, tuple[int, int]]:

@@ -33,6 +33,7 @@ from lohan.engine.running import RunningPlan
 from lohan.lanes.lane_load import LaneLoad
 from lohan.lanes.step_record import StepRecord, groups_by_name, looks_at_gradients
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
+from lohan.parallel.peers import in_turn
 from lohan.simulate.bottleneck import bottleneck_words
 from lohan.simulate.learned import work_seconds
 from lohan.vocabulary import PoolName
@@ -68,7 +69,7 @@ def take_step(
         losses = _run(setup, running, record, batches, dealt, loss_fn)
     everybody = setup.peers.share(
         (
-            counted_losses(losses, dealt.shares, record.loss_scale),
+            dealt.as_given(counted_losses(losses, dealt.shares, record.loss_scale)),
             sum(num_tokens(batch) for batch in batches),
         ),
         what="the losses of a step",
@@ -84,7 +85,7 @@ def take_step(
     work = work_seconds(ran, planned.machine, planned.plan.system.rates)
     return StepResult.of(
         record,
-        tuple(loss for own, _ in everybody for loss in own),
+        tuple(in_turn([own for own, _ in everybody])),
         tokens=sum(count for _, count in everybody),
         seconds=seconds,
         traffic=running.counters.since(traffic_before),

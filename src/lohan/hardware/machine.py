@@ -115,6 +115,9 @@ class Machine:
     ssds: tuple[Ssd, ...]
     ssd_path: SsdPath
     host_price_dollars: Dollars
+    peer_bytes_per_second: PerSecond | None = None
+    """What one rank gets from the others, as it sends as much to them; None: through main memory,
+    as fast as copies to the GPU are."""
 
     def __post_init__(self) -> None:
         check_fields(self, "machine")
@@ -197,6 +200,43 @@ class Machine:
         ]
         return replace(self, ssds=tuple(rated))
 
+    def of_rank(self, num_here: int, peer_bytes_per_second: float | None = None) -> Self:
+        """What one of several equal ranks of this machine has: a GPU, and its share of all else."""
+
+        def drive(ssd: Ssd) -> Ssd:
+            return replace(
+                ssd,
+                read_bytes_per_second=ssd.read_bytes_per_second / num_here,
+                write_bytes_per_second=ssd.write_bytes_per_second / num_here,
+                capacity_bytes=ssd.capacity_bytes // num_here,
+                endurance_bytes=ssd.endurance_bytes // num_here,
+                price_dollars=ssd.price_dollars / num_here,
+            )
+
+        path = replace(
+            self.ssd_path,
+            read_ceiling_bytes_per_second=self.ssd_path.read_ceiling_bytes_per_second / num_here,
+            write_ceiling_bytes_per_second=self.ssd_path.write_ceiling_bytes_per_second / num_here,
+        )
+        gpu = self.gpu
+        if gpu.is_processor:
+            gpu = replace(
+                gpu,
+                flops_per_second=gpu.flops_per_second / num_here,
+                memory_bytes_per_second=gpu.memory_bytes_per_second / num_here,
+            )
+        return replace(
+            self,
+            gpu=gpu,
+            num_gpus=1,
+            ram_bytes=self.ram_bytes // num_here,
+            cpu_update_parameters_per_second=self.cpu_update_parameters_per_second / num_here,
+            ssds=tuple(map(drive, self.ssds)),
+            ssd_path=path,
+            host_price_dollars=self.host_price_dollars / num_here,
+            peer_bytes_per_second=peer_bytes_per_second,
+        )
+
     def with_ram(self, ram_bytes: int) -> Self:
         """Return the machine with another RAM size."""
         return replace(self, ram_bytes=ram_bytes)
@@ -213,6 +253,8 @@ class Machine:
         """Return the machine as JSON text; equal drives in a row are written once, with a count."""
         machine = {"version": FORMAT_VERSION, **to_builtins(self)}
         machine["gpu"]["flops_per_second_by_dtype"] = dict(self.gpu.flops_per_second_by_dtype)
+        if self.peer_bytes_per_second is None:
+            del machine["peer_bytes_per_second"]
         machine["ssds"] = [{"count": n, **to_builtins(ssd)} for ssd, n in _runs(self.ssds)]
         return json.dumps(machine, indent=2) + "\n"
 

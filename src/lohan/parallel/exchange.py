@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from lohan.optimizer import LEAF_ELEMENTS, num_leaves
-from lohan.parallel.peers import Peers
+from lohan.parallel.peers import Peers, in_turn
 from lohan.parallel.slices import Slice, slice_length
 from lohan.store import BlockLayout, Part, StateLayout
 from lohan.vocabulary import BlockId
@@ -30,11 +30,7 @@ def sent_bytes(block: BlockLayout, num_ranks: int) -> int:
 def places_of_groups(num_ranks: int, group_bytes: int, num_groups: int) -> list[int]:
     """Where the slice of each group begins in what has arrived, in the order of groups: each of a
     rank's groups was sent by itself, and came beside the same one of other ranks."""
-    per_rank, slice_bytes = num_groups // num_ranks, group_bytes // num_ranks
-    return [
-        group % per_rank * group_bytes + group // per_rank * slice_bytes
-        for group in range(num_groups)
-    ]
+    return [number * (group_bytes // num_ranks) for number in range(num_groups)]
 
 
 def share_missing(
@@ -53,7 +49,7 @@ def share_missing(
         frozenset(name for name, has in zip(names, found[1:], strict=True) if not has)
         if found[0]
         else None
-        for found in everybody.tolist()
+        for found in in_turn(everybody.view(peers.num_ranks, len(own), -1).tolist())
     )
 
 

@@ -13,13 +13,14 @@ import contextlib
 import datetime
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from lohan.errors import ConfigError, LohanError, RankLost
+from lohan.units import MIB
 
 T = TypeVar("T")
 
@@ -28,6 +29,9 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 TIMEOUT_SECONDS = 600.0
 """How long a rank waits for another one, unless told."""
+_MEASURED_BYTES = 32 * MIB
+"""That a rank has after a measurement of the link."""
+_NUM_MEASURED = 3
 _ROLL_CALL_SECONDS = 5.0
 """How long the others then have to say what happened to them."""
 
@@ -47,7 +51,7 @@ class Peers:
         self._store: Any = None
         self._timeout_seconds = TIMEOUT_SECONDS
         self._ranks: list[int] = [0]
-        self._has_spoken = False
+        self._has_spoken = self.has_left = False
 
     @classmethod
     def join(
@@ -68,6 +72,7 @@ class Peers:
         peers.rank, peers.num_ranks, peers._ranks = dist.get_rank(group), len(ranks), ranks
         peers._timeout_seconds = timeout_seconds
         peers._store = dist.distributed_c10d._get_default_store()
+        peers._store.delete_key(peers._key(peers.rank))  # of an attempt before this one
 
         def make() -> Any:
             return dist.new_group(
@@ -165,20 +170,23 @@ class Peers:
             remedy="look at that rank's own message",
         )
 
-    def refuse_difference(self, value: str, *, what: str) -> None:
-        """Refuse ranks of which one has another value.
+    def refuse_difference(self, values: Mapping[str, str]) -> None:
+        """Refuse ranks of which one has another value of something.
 
         Raises:
-            ConfigError: naming the first rank that differs from the first one.
+            ConfigError: naming the first rank that differs from the first one, and in what.
         """
-        values = self.share(value, what=what)
-        for rank, other in enumerate(values):
-            if other != values[0]:
-                raise ConfigError(
-                    f"rank {rank} has other {what} than rank 0: {other} in place of {values[0]}",
-                    why="ranks that take steps together run the same tasks on the same model",
-                    remedy="start every rank with the same program, versions, settings and data",
-                )
+        found = self.share(dict(values), what="what all ranks must have alike")
+        for rank, other in enumerate(found):
+            for what, first in found[0].items():
+                if other[what] != first:
+                    raise ConfigError(
+                        f"rank {rank} has another {what} than rank 0: {other[what]} in place of "
+                        f"{first}",
+                        why="ranks that take steps together run the same tasks on the same model",
+                        remedy="start every rank with the same program, versions, settings and "
+                        "data",
+                    )
 
     def broadcast(self, tensor: torch.Tensor, rank: int, *, what: str) -> None:
         """Fill a tensor with what it is on one rank."""
@@ -196,6 +204,26 @@ class Peers:
         """The r-th of equal parts goes to rank r. Runs on: the peer lane."""
         self._met(what, lambda: dist.all_to_all_single(arrived, sent, group=self._tensors))
         self.sent_bytes += sent.nbytes // self.num_ranks * (self.num_ranks - 1)
+
+    def link_bytes_per_second(self) -> float | None:
+        """What a rank gets from the others per second, as measured by all of them; None: alone."""
+        if self.num_ranks == 1:
+            return None
+        own = torch.zeros(_MEASURED_BYTES // self.num_ranks, dtype=torch.uint8, device="cpu")
+        whole = own.new_empty(self.num_ranks * own.nbytes)
+        arrived = own.new_empty(own.nbytes // self.num_ranks * self.num_ranks)
+        sent = own[: arrived.nbytes]
+        seconds = []
+        for _ in range(_NUM_MEASURED):
+            self.share(None, what="the begin of a measurement")
+            started = time.perf_counter()
+            self._met("a measurement", lambda: _all_gather(whole, own, group=self._words))
+            self._met(
+                "a measurement", lambda: dist.all_to_all_single(arrived, sent, group=self._words)
+            )
+            seconds.append(time.perf_counter() - started)
+        nbytes = (own.nbytes + arrived.nbytes / self.num_ranks) * (self.num_ranks - 1)
+        return float(nbytes / min(seconds))
 
     # Failure -----------------------------------------------------------------------------------
 
@@ -219,6 +247,7 @@ class Peers:
             if group is not None and dist.is_initialized():
                 dist.destroy_process_group(group)
         self._words = self._tensors = None
+        self.has_left = self.num_ranks > 1
 
     def _met(self, what: str, meet: Callable[[], T]) -> T:
         started = time.monotonic()
@@ -268,37 +297,53 @@ class Peers:
         return f"lohan/ended/{self._ranks[rank]}"
 
 
-def shares_of(num_micro_batches: int, groups: int) -> list[int]:
-    """How many micro-batches of a step each reduction group gets: in order, the first ones one
-    more where they do not come out even."""
-    even, more = divmod(num_micro_batches, groups)
-    return [even + (number < more) for number in range(groups)]
+@contextlib.contextmanager
+def loss_explained(rank: int, num_ranks: int) -> Iterator[None]:
+    """Within it, what libraries raise when another rank is gone is told as such.
+
+    Raises:
+        RankLost: in place of a broken connection.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        is_connection = isinstance(error, dist.DistError) or "gloo" in str(error)
+        if num_ranks == 1 or not is_connection:
+            raise
+        raise RankLost(
+            f"rank {rank} has lost the connection to another one",
+            why="all ranks of a run begin and end together",
+            remedy="look at the other ranks' messages: one of them says why it ended",
+        ) from error
 
 
-def groups_of(counts: Sequence[int], rank: int, groups: int) -> tuple[int, ...]:
+def groups_of(counts: Sequence[int], rank: int, groups: int) -> list[int]:
     """The group of each micro-batch of a rank.
+
+    A step's micro-batches are dealt out like cards: the i-th goes to rank i modulo the ranks, as
+    accelerate deals them, and to group i modulo the groups; so a group is of the same rank's ones
+    whatever number of ranks divides the groups.
 
     Args:
         counts: micro-batches that each rank has.
 
     Raises:
-        ConfigError: a rank has more or less than its groups' share of all.
+        ConfigError: a rank has more or less than its share of all.
     """
-    per_rank = groups // len(counts)
-    shares = shares_of(sum(counts), groups)
     for number, count in enumerate(counts):
-        own = sum(shares[number * per_rank : (number + 1) * per_rank])
+        own = len(range(number, sum(counts), len(counts)))
         if count != own:
             raise ConfigError(
                 f"rank {number} has {count} micro-batches, and {own} are its share of the "
                 f"{sum(counts)} of the step",
-                why=f"a step's micro-batches are dealt to {groups} reduction groups in order, so "
+                why="a step's micro-batches are dealt to ranks and reduction groups in turn, so "
                 "that sums do not depend on the number of ranks",
                 remedy="give every rank equally many, or the first ones one more",
             )
-    first = rank * per_rank
-    return tuple(
-        first + number
-        for number, count in enumerate(shares[first : first + per_rank])
-        for _ in range(count)
-    )
+    return [number % groups for number in range(rank, sum(counts), len(counts))]
+
+
+def in_turn(of_ranks: Sequence[Sequence[T]]) -> list[T]:
+    """What ranks have of each micro-batch, in the order in which these were dealt out."""
+    most = max(map(len, of_ranks))
+    return [own[number] for number in range(most) for own in of_ranks if number < len(own)]

@@ -46,8 +46,8 @@ class Workload:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one step."""
-        return self.batch * self.sequence
+        """Tokens of one step, of all ranks."""
+        return self.num_ranks * self.batch * self.sequence
 
     @property
     def groups_per_rank(self) -> int:

@@ -19,7 +19,7 @@ _WORDS = {
     Lane.SSD_READ: "SSD reads",
     Lane.SSD_WRITE: "SSD writes",
     Lane.CPU: "CPU updates",
-    Lane.PEER: "GPU-to-GPU copies",
+    Lane.PEER: "what ranks send each other",
 }
 _PROCESSOR_WORDS = _WORDS | {
     Lane.GPU: PROCESSOR_WORDS,

@@ -20,8 +20,11 @@ class Durations:
             Lane.SSD_WRITE: 1 / (machine.ssd_write_bytes_per_second * rates.ssd_share),
             Lane.GPU_TO_RAM: 1 / (machine.gpu_to_ram_bytes_per_second * rates.copy_share),
             Lane.RAM_TO_GPU: 1 / (machine.ram_to_gpu_bytes_per_second * rates.copy_share),
-            # Through main memory, until runs have shown more.
-            Lane.PEER: 1 / (machine.ram_to_gpu_bytes_per_second * rates.copy_share),
+            Lane.PEER: 1
+            / (
+                machine.peer_bytes_per_second
+                or machine.ram_to_gpu_bytes_per_second * rates.copy_share
+            ),
         }
         if machine.num_gpus > 1 and rates.staging_bytes_per_second is not None:
             for lane in (Lane.SSD_READ, Lane.SSD_WRITE):

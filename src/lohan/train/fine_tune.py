@@ -22,6 +22,7 @@ from rich.console import Console
 from lohan.closing import Closing
 from lohan.engine.planning.plan_run import PlannedRun
 from lohan.errors import ConfigError, LohanError, LohanWarning
+from lohan.parallel.peers import loss_explained
 from lohan.simulate.quick import quick_step
 from lohan.ssd import check_directories
 from lohan.ssd.engines.storage_errors import storage_error
@@ -77,10 +78,15 @@ def run_training(
             remedy="give some with --eval_data FILE, or leave eval_strategy out",
         )
     out = pathlib.Path(config.out)
+    if args.process_index > 0:
+        console = Console(quiet=True)  # the first rank speaks, and has the folder
     with (
         contextlib.suppress(_DryRunEnded),
+        loss_explained(args.process_index, args.world_size),
         stop_on_signals(is_at_once=True),  # until there are steps, which the trainer finishes
-        held_folder(out, is_resuming=bool(resume)) as held,
+        held_folder(out, is_resuming=bool(resume))
+        if args.process_index == 0
+        else contextlib.nullcontext() as held,
     ):
         return _run(
             config, args, held, resume=resume, console=console, callbacks=callbacks, is_dry=is_dry
@@ -96,7 +102,7 @@ class _DryRunEnded(Exception):
 def _run(
     config: TrainConfig,
     args: Any,
-    held: HeldFolder,
+    held: HeldFolder | None,
     *,
     resume: str | bool | None,
     console: Console,
@@ -109,22 +115,24 @@ def _run(
             console.print(f"note: {warning}", soft_wrap=True)
     with _shown_warnings(console), contextlib.ExitStack() as private:
         source = _open(config, args, should_fetch=False)
-        if config.adapter is None:  # whose files are small; the trainer counts them
+        if config.adapter is None and held is not None:  # the trainer counts those of adapters
             _refuse_full(out, source, config, args)
         tokenizer = load_tokenizer(source, args)
-        tables = make_working_folder(out) / TABLES_FOLDER
-        tables.mkdir(exist_ok=True)
-        tables.chmod(PRIVATE_MODE)  # those of older releases were open to others
         private.enter_context(private_files())  # the rows are copied there, also by TRL
-        private.enter_context(whole_tables(tables))
         read = functools.partial(
             load_rows,
             text_column=config.arguments.get("dataset_text_field"),
             forms=config.task.rows,
         )
-        rows = read(config.data, cache=tables / "train", is_streamed=config.is_streamed)
-        refuse_missing_template(rows, tokenizer, config.model, args)
-        held_out = read(config.eval_data, cache=tables / "eval") if config.eval_data else None
+        with args.main_process_first(desc="the rows"):  # of each machine; others find its tables
+            tables = make_working_folder(out) / TABLES_FOLDER
+            tables.mkdir(exist_ok=True)
+            tables.chmod(PRIVATE_MODE)  # those of older releases were open to others
+            if args.local_process_index == 0:
+                private.enter_context(whole_tables(tables))
+            rows = read(config.data, cache=tables / "train", is_streamed=config.is_streamed)
+            refuse_missing_template(rows, tokenizer, config.model, args)
+            held_out = read(config.eval_data, cache=tables / "eval") if config.eval_data else None
         console.print(
             ("a stream of" if config.is_streamed else f"{len(rows.table):,}")
             + f" rows of the form {rows.format_name}"
@@ -138,12 +146,14 @@ def _run(
             trial = _make_trainer(config, copy.deepcopy(args), source, tokenizer, rows, held_out)
             _refuse_unplannable(trial, resume=resume, console=console)
             console.print(f"the plan fits; fetching the weights of {config.model}", style="dim")
-            source = _open(config, args, revision=source.directory.name)
+            with args.main_process_first(desc="the weights"):
+                source = _open(config, args, revision=source.directory.name)
         trainer = _make_trainer(config, args, source, tokenizer, rows, held_out)
     trainer.is_out_held = True
     trainer.model_name, trainer.data_names = config.model, config.data
     _report_rows(trainer, rows, console)
-    trainer.add_callback(AcceptedRun(held, config))
+    if held is not None:
+        trainer.add_callback(AcceptedRun(held, config))
     progress = _show_progress(trainer, console)
     for callback in callbacks:
         trainer.add_callback(callback)

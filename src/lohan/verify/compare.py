@@ -100,8 +100,7 @@ class _Runs:
 
     def own_steps_of(self, case: Case, num_steps: int) -> list[list[dict[str, object]]]:
         """What this rank has of them: equally many micro-batches of every step."""
-        count = case.num_micro_batches // self.num_ranks
-        own = slice(self.rank * count, (self.rank + 1) * count)
+        own = slice(self.rank, None, self.num_ranks)
         return [batches[own] for batches in self.steps_of(case, num_steps)]
 
     def steps_of(self, case: Case, num_steps: int) -> list[list[dict[str, object]]]:

@@ -22,7 +22,6 @@ from lohan.engine.planning.label_watch import IGNORED_LABEL
 from lohan.optimizer import combine_leaf_sums, num_leaves, reference, sum_of_squares
 from lohan.optimizer.settings import StepScalars, prepare_step
 from lohan.optimizer.torch_optimizer import AdamW, clip_scale
-from lohan.parallel.peers import shares_of as shares_of_groups
 from lohan.store import StateLayout
 from lohan.verify.small_copy import Loss
 
@@ -86,7 +85,7 @@ def train_in_memory(
         before_step: called with the number of steps taken; may change model and optimizer.
         loss_scale: the first one, of dynamic scaling; a step that overflows is left out and
             halves it.
-        reduction_groups: the step's micro-batches are dealt to so many, in order; each adds up by
+        reduction_groups: the step's micro-batches are dealt to so many, in turn; each adds up by
             itself, with random numbers of its own, and their sums are added in fp32.
     """
     untrained = copy.deepcopy(model) if shares_of is None else model
@@ -106,7 +105,7 @@ def train_in_memory(
             batches,
             loss_fn,
             [share * scale for share in shares],
-            groups=shares_of_groups(len(batches), reduction_groups),
+            num_groups=reduction_groups,
             step=len(run.steps) + 1,
         )
         losses = [float(loss) / scale for loss in scaled]
@@ -136,24 +135,22 @@ def _of_groups(
     loss_fn: Loss | None,
     shares: Sequence[float],
     *,
-    groups: Sequence[int],
+    num_groups: int,
     step: int,
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Losses and gradients of micro-batches dealt to groups of so many each."""
-    if len(groups) == 1:
+    """Losses and gradients of micro-batches dealt to groups in turn."""
+    if num_groups == 1:
         return losses_and_gradients(model, batches, loss_fn, shares)
     generators = Generators([next(model.parameters()).device])
     begin = after = generators.state()
-    losses: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = [torch.empty(0)] * len(batches)
     sums: dict[str, torch.Tensor] = {}
-    for group, count in enumerate(groups):
-        if not count:
-            continue
-        own = slice(len(losses), len(losses) + count)
+    for group in range(min(num_groups, len(batches))):
+        own = slice(group, None, num_groups)
         generators.set_state(generators.state_of_group(begin, group, step))
         found, gradients = losses_and_gradients(model, batches[own], loss_fn, shares[own])
         after = generators.state() if group == 0 else after
-        losses += found
+        losses[own] = found
         for name, gradient in gradients.items():
             sums[name] = sums[name] + gradient.float() if name in sums else gradient.float()
     generators.set_state(after)

@@ -334,3 +334,17 @@ def test_an_unknown_name_gets_the_nearest_and_the_way_to_a_file() -> None:
 
 def test_a_preset_is_found_however_its_name_is_written() -> None:
     assert machine_named(" Paper-4090") == machine_named("paper-4090")
+
+
+def test_a_rank_has_a_gpu_and_its_share_of_all_else() -> None:
+    rank = BOX.of_rank(2, 1e9)
+    assert (rank.num_gpus, rank.ram_bytes, rank.peer_bytes_per_second) == (1, 32 * GIB, 1e9)
+    assert rank.ssd_read_bytes_per_second == BOX.ssd_read_bytes_per_second / 2
+    assert rank.ssd_write_bytes_per_second == BOX.ssd_write_bytes_per_second / 2
+    assert rank.cpu_update_parameters_per_second == 1e9
+    assert rank.ram_to_gpu_bytes_per_second == BOX.ram_to_gpu_bytes_per_second, "each has its own"
+    assert rank.gpu == BOX.gpu
+    processor = replace(BOX, gpu=replace(GPU, is_processor=True)).of_rank(2)
+    assert processor.gpu.flops_per_second == GPU.flops_per_second / 2
+    assert Machine.from_json(rank.to_json()) == rank
+    assert "peer_bytes_per_second" not in BOX.to_json()

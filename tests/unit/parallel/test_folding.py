@@ -43,5 +43,5 @@ def test_a_group_without_a_gradient_adds_nothing_not_even_zero() -> None:
 def test_slices_of_groups_lie_beside_those_of_other_ranks() -> None:
     assert places_of_groups(1, 100, 3) == [0, 100, 200]
     assert places_of_groups(2, 100, 2) == [0, 50]
-    # Two ranks of two groups: what was sent first came from groups 0 and 2.
-    assert places_of_groups(2, 100, 4) == [0, 100, 50, 150]
+    # Two ranks of two groups: what was sent first came from groups 0 and 1.
+    assert places_of_groups(2, 100, 4) == [0, 50, 100, 150]

@@ -119,3 +119,8 @@ def test_a_model_that_trains_nothing_still_takes_a_step(frozen: int, clips: bool
         # Only activations move; a norm of nothing takes no time.
         assert step.busy_seconds.get(Lane.CPU, 0) == 0
         assert policy != "lohan+" or step.written_bytes == 0
+
+
+def test_ranks_send_at_the_rate_of_their_link() -> None:
+    linked = Durations(replace(machine(), peer_bytes_per_second=0.25e9), DrivingRates())
+    assert linked.of(Task(TaskId(0), Lane.PEER, BlockId(0), 0, COPY)) == pytest.approx(4)

@@ -6,6 +6,7 @@ that plan.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lohan.errors import ConfigError
 from lohan.hardware import Machine, machine_from
@@ -19,13 +20,15 @@ from lohan.plan.workload import Workload
 from lohan.simulate.answers.answer import Request
 from lohan.simulate.timeline import MAX_STEPS
 from lohan.train.settings.adapter import AdapterSettings
-from lohan.units import parse_bytes
+from lohan.units import parse_bytes, parse_rate
 
 DEFAULT_SEQUENCE = 1024
 _COUNT = re.compile(r"^(?P<number>\d+(?:[._]?\d+)*(?:[eE]\+?\d{1,2})?)(?P<unit>[kmbtKMBT]?)$")
 OTHER_POLICIES = tuple(policy for policy in POLICIES.values() if policy.system is not GPU_ONLY)
 """Those worth offering where one does not fit: who asks here has too little GPU memory for all."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_BITS = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[MG])bit/s", re.IGNORECASE)
+_BITS_PER_UNIT = {"m": 1e6, "g": 1e9}
 
 
 def parse_size(text: str, option: str) -> int:
@@ -212,3 +215,46 @@ def request_of(
     return Request(
         machine=box, shape=shape, workload=workload, policy=planner, has_own_ram=ram is not None
     )
+
+
+def as_ranks(request: Request, num_machines: int, network: str | None) -> Request:
+    """The same on several such machines, as one of their ranks (a GPU each) sees it.
+
+    Raises:
+        ConfigError: the policy knows no ranks, the batch cannot be dealt to them, or it is not
+            said how fast the network is.
+    """
+    box, workload = request.machine, request.workload
+    if request.policy is not OUR_POLICY:
+        raise ConfigError(
+            f"--machines was asked of {request.policy.name}",
+            why="the published systems run on one machine",
+            remedy=f"leave it out, or use --policy {OUR_POLICY.name}",
+        )
+    if network is None:
+        raise ConfigError(
+            f"{num_machines} machines were asked for, and no network",
+            why="weights and gradients go through it in every step",
+            remedy="say how fast it is: --network 10Gbit/s",
+        )
+    num_ranks = box.num_gpus * num_machines
+    per_rank = workload.batch_per_gpu(num_ranks)
+    # The ranks of a machine share its network.
+    rank = box.of_rank(box.num_gpus, parse_network(network) / box.num_gpus)
+    return replace(
+        request,
+        machine=replace(rank, name=f"each of {num_ranks} ranks on {num_machines}x {box.name}"),
+        workload=replace(workload, batch=per_rank, num_ranks=num_ranks, reduction_groups=num_ranks),
+    )
+
+
+def parse_network(text: str) -> float:
+    """Bytes per second of a network such as `10Gbit/s`, or of a rate with bytes.
+
+    Raises:
+        ConfigError: it is no rate.
+    """
+    match = _BITS.fullmatch(text.strip())
+    if match is None:
+        return parse_rate(text)
+    return parse_rate(float(match["number"]) * _BITS_PER_UNIT[match["unit"].lower()] / 8)

@@ -27,6 +27,9 @@ def show_answer(answer: Answer, console: Console) -> None:
     show_ledger(answer, console)
     if answer.step is not None and answer.run is not None:
         show_step(answer.step, answer.run, answer.request.machine, console)
+    if answer.request.workload.num_ranks > 1:
+        return
+    if answer.step is not None and answer.run is not None:
         show_batches(answer, console)
         show_what_ifs(answer, console)
     else:
@@ -48,6 +51,11 @@ def show_request(answer: Answer, console: Console) -> None:
         f"policy {request.policy.name}, batch {workload.batch} x {workload.sequence} tokens, "
         f"{answer.plan.num_micro_batches} micro-batch(es) per GPU, {clipping} clipping"
     )
+    if workload.num_ranks > 1:
+        console.print(
+            f"{workload.num_ranks} ranks: memory, traffic, wear and cost are those of each, tokens "
+            "those of all"
+        )
     console.print()
     ledger = answer.plan.ledger
     if ledger.fits:

@@ -137,6 +137,11 @@ class TracedModel:
         """It was traced with; for a shape where no batch is known yet."""
         self._counts_first: dict[Hashable, bool | None] = {}
 
+    @property
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Buffers that a forward pass in the mode of now changes."""
+        return self._traceable.changed_buffers
+
     def counts_first_label(self, batch: Any, loss_fn: LossFunction | None) -> bool | None:
         """Whether the labels of first tokens count for a loss; None where it cannot be seen.
 

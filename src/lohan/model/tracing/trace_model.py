@@ -119,6 +119,8 @@ class TraceableModel:
             first = firsts.setdefault(self.structures[block.name], block.module)
             if first is not block.module:
                 alike[id(block.module)] = first
+        self.changed_buffers: tuple[str, ...] = ()
+        """By their names, of the last run."""
         self.is_shared = bool(alike)
         """Whether one copy stands for several blocks."""
         self._call = call if call is not None else _plain_call
@@ -211,6 +213,7 @@ class TraceableModel:
             finally:
                 tracer.recorder.forget()
                 self.skeleton.module.zero_grad(set_to_none=True)
+        self.changed_buffers = tracer.changed_buffers()
         is_outside = tracer.assign_parameters()
         return None if is_outside and self.is_shared else tracer.stretches
 
@@ -235,6 +238,7 @@ class _Tracer:
         parameters = set(self._key_to_id)
         # Kept: a forward may put others in their places, and no storage key may be used twice.
         self._buffers = list(self._skeleton.module.buffers())
+        self._buffer_versions = self._versions()
         buffers = {storage_key(buffer) for buffer in self._buffers}
         self.recorder = OperatorRecorder(parameters, buffers - parameters, made.note, known)
         self._lasting = parameters | buffers
@@ -244,6 +248,15 @@ class _Tracer:
         self._ran: set[str] = set()
         self.stopped_in = ""
         self._follow_paths()
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        named = self._skeleton.module.named_buffers()
+        return {name: (id(one), one._version) for name, one in named}
+
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Those that the run has written to, or put others in the place of."""
+        now = self._versions()
+        return tuple(n for n, one in now.items() if self._buffer_versions.get(n) != one)
 
     def _follow_paths(self) -> None:
         names: dict[int, str] = {}

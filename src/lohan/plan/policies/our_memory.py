@@ -17,7 +17,7 @@ from lohan.plan.ledger import ledger_line as line
 from lohan.plan.plan import BlockPlan
 from lohan.plan.policies.gpu_floor import GpuFloor
 from lohan.plan.policies.our_buffers import Buffers
-from lohan.plan.pools import BlockSizes, pool_sizes, trained_parameters
+from lohan.plan.pools import BlockSizes, pool_sizes, updated_parameters
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
 from lohan.vocabulary import PoolName, TensorKind, Tier
@@ -148,8 +148,8 @@ class OurMemory:
         moving = self.moving_bytes_of(max(cost.swapped_bytes for cost in costs))
         blocks, floor = self.block_sizes, self.floor
         sizes = self.pool_bytes(gradient_slots)
-        counts = [kind.num_parameters for kind in shape.blocks]
-        trained = trained_parameters(shape)
+        counts = [self.workload.slice_of(kind.num_parameters) for kind in shape.blocks]
+        trained = updated_parameters(shape, self.workload)
         resident = sum(
             2 * own * (TensorKind.P16 in plan.residents)
             + 10 * changing * (TensorKind.OS32 in plan.residents)

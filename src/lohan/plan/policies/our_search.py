@@ -16,7 +16,7 @@ from lohan.plan.activations import SwapPoint, SwapStep, best_point, swap_order, 
 from lohan.plan.cost import StepLoad, Traffic, ssd_rates_of, step_load
 from lohan.plan.policies.gpu_floor import is_outside
 from lohan.plan.policies.our_memory import OurMemory
-from lohan.plan.pools import trained_parameters
+from lohan.plan.pools import updated_parameters
 from lohan.plan.residency import Residency, fill_ram
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
@@ -66,8 +66,8 @@ class Search:
 
     @cached_property
     def trained(self) -> list[int]:
-        """Trained parameters of every block."""
-        return trained_parameters(self.shape)
+        """Trained parameters of every block; of this rank's slice, as all that is stored."""
+        return updated_parameters(self.shape, self.workload)
 
     @cached_property
     def num_trained(self) -> int:
@@ -75,9 +75,16 @@ class Search:
         return sum(self.trained)
 
     @cached_property
+    def stored(self) -> list[int]:
+        """Parameters of every block."""
+        return [self.workload.slice_of(block.num_parameters) for block in self.blocks]
+
+    @cached_property
     def num_parameters(self) -> int:
         """Parameters of the model."""
-        return self.shape.num_parameters
+        if self.workload.num_ranks == 1:
+            return self.shape.num_parameters
+        return sum(self.stored)
 
     def _flops(self, way: str) -> int:
         per_kind = [
@@ -240,6 +247,6 @@ class Search:
             state_read_bytes=states_on_ssd,
             state_written_bytes=states_on_ssd + weights_written,
             weight_read_bytes=weights_on_ssd,
-            weight_copy_bytes=2 * num_parameters * num_gpus,
+            weight_copy_bytes=2 * self.shape.num_parameters * num_gpus,
             gradient_spill_bytes=2 * self.num_trained if spills_gradients else 0,
         )

@@ -281,7 +281,7 @@ class _Planner:
         weights_first = search.fill_ram(left, 0)
         states = min(left, 10 * search.num_trained)
         states_first = replace(weights_first, weights_bytes=left - states, states_bytes=states)
-        counts = [block.num_parameters for block in search.blocks]
+        counts = search.stored
         found = [
             choose_residents(weights_first, counts, search.trained, weights_first=True),
             choose_residents(states_first, counts, search.trained, weights_first=False),

@@ -103,7 +103,8 @@ class Answer:
             "machine_description": request.machine.description,
             "num_gpus": request.machine.num_gpus,
             "policy": request.policy.name,
-            "batch": workload.batch,
+            "num_ranks": workload.num_ranks,
+            "batch": workload.batch * workload.num_ranks,
             "sequence": workload.sequence,
             "clips_gradients": workload.clips_gradients,
             "num_micro_batches": self.plan.num_micro_batches,
@@ -131,7 +132,8 @@ class Answer:
                 }
                 for one in self.batches
             ]
-            fields["advised_batch"] = advised(list(self.batches)).batch
+            if self.batches:
+                fields["advised_batch"] = advised(list(self.batches)).batch
             fields["what_ifs"] = [
                 {
                     "change": one.change,

@@ -10,10 +10,11 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 
 from lohan.durable_files import sync_directory, write_json
-from lohan.errors import CheckpointError
+from lohan.errors import CheckpointError, OtherRanks
 from lohan.ssd.runs.run_directory import PREFIX
 from lohan.store.seals.manifest import (
     COMMIT_NAME,
@@ -23,29 +24,40 @@ from lohan.store.seals.manifest import (
     storage_errors,
 )
 
-_MARK = ".r"
+_NAME_OF_RANK = re.compile(r"(?P<run>.+)\.r\d+of(?P<ranks>\d+)")
 
 
 def name_of_rank(run_id: str, rank: int, num_ranks: int) -> str:
     """What a rank's directories of a run are named after."""
-    return run_id if num_ranks == 1 else f"{run_id}{_MARK}{rank}of{num_ranks}"
+    return run_id if num_ranks == 1 else f"{run_id}.r{rank}of{num_ranks}"
+
+
+def run_of(name: str) -> tuple[str, int]:
+    """The run that directories of this name are of, and by how many ranks it was made."""
+    found = _NAME_OF_RANK.fullmatch(name)
+    return (found["run"], int(found["ranks"])) if found else (name, 1)
+
+
+def num_ranks_of(ssd: Sequence[str | os.PathLike[str]], run_id: str) -> int:
+    """By how many ranks a run was made, as its directories say; 1 where there are none."""
+    return max(_numbers_of_ranks(ssd, run_id), default=1)
 
 
 def refuse_other_ranks(ssd: Sequence[str | os.PathLike[str]], run_id: str, num_ranks: int) -> None:
     """Refuse to go on with a run that another number of ranks has made.
 
     Raises:
-        CheckpointError: with the way to do it.
+        OtherRanks: with the way to do it.
     """
     found = set(_numbers_of_ranks(ssd, run_id))
     if not found or num_ranks in found:
         return
     made_by = max(found)
-    raise CheckpointError(
+    raise OtherRanks(
         f"run {run_id} was made by {made_by} rank(s), and {num_ranks} want to go on with it",
         why="each rank's directories hold its own slice of every block",
-        remedy=f"start {made_by} rank(s), or go on from an archive of the run, which any number of "
-        "ranks that divides its reduction groups can",
+        remedy=f"start {made_by} rank(s) (--gpus, torchrun), or go on from an archive of the run "
+        "(--resume-from), which any number of ranks that divides its reduction groups can",
     )
 
 
@@ -53,11 +65,9 @@ def _numbers_of_ranks(ssd: Sequence[str | os.PathLike[str]], run_id: str) -> Ite
     for parent in ssd:
         with contextlib.suppress(OSError):
             for name in os.listdir(parent):
-                own = name.removeprefix(PREFIX)
-                if own == run_id and own != name:
-                    yield 1
-                elif own.startswith(f"{run_id}{_MARK}") and own.rpartition("of")[2].isdigit():
-                    yield int(own.rpartition("of")[2])
+                found, num_ranks = run_of(name.removeprefix(PREFIX))
+                if name.startswith(PREFIX) and found == run_id:
+                    yield num_ranks
 
 
 def write_commit(directories: Sequence[str], manifest: Manifest) -> None:

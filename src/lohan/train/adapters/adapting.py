@@ -113,17 +113,22 @@ class Adapting:
             return {}
         return {ADAPTER: self._fields(model_name), ADAPTER_TENSORS: self._saved}
 
+    @property
+    def are_frozen_written(self) -> bool:
+        """Whether weights that are not trained are among those in the files of the model."""
+        if not self.is_on:
+            return True
+        trained = {name for name, one in self._model.named_parameters() if one.requires_grad}
+        return not trained.issuperset(self._saved.values())
+
     def export(
-        self, engine: Any, folder: pathlib.Path, *, model_name: str, tokenizer: Any
+        self, weights: Tensors, folder: pathlib.Path, *, model_name: str, tokenizer: Any
     ) -> ModelDirectoryReport:
-        """Write the adapter from the engine, in PEFT's layout. Raises as `export_adapter`."""
-        names = self._saved
-        parameters = dict(self._model.named_parameters())
-        trained = {name for name, one in parameters.items() if one.requires_grad}
+        """Write the adapter, in PEFT's layout. Raises as `export_adapter`."""
         return export_adapter(
-            {name: tuple(one.shape) for name, one in parameters.items()},
-            names,
-            engine.weights(are_frozen_wanted=not trained.issuperset(names.values())),
+            {name: tuple(one.shape) for name, one in self._model.named_parameters()},
+            self._saved,
+            weights,
             folder,
             fields=self._fields(model_name),
             tokenizer=tokenizer,

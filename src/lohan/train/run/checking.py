@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from lohan.errors import ConfigError, LohanError
+from lohan.store.seals.commits import num_ranks_of
 from lohan.train.adapters.adapter_files import check_adapter_directory, is_adapter_directory
 from lohan.train.run.resume_point import (
     RESUME_NAME,
@@ -78,11 +79,13 @@ def _runs(directory: pathlib.Path, ssd: Sequence[pathlib.Path]) -> list[RunPlace
     is_unfinished = read_run(directory) is not None and not _is_model(directory)
     if is_run_directory(directory) or is_unfinished:
         return [find_run(str(directory), ssd)]
-    return [find_run(str(path), ssd) for path in runs_in(directory)]
+    return list(dict.fromkeys(find_run(str(path), ssd) for path in runs_in(directory)))
 
 
 def _check_run(place: RunPlace) -> dict[str, object]:
-    facts: dict[str, object] = {"what": "states of a run", "run": place.run_id}
+    num_ranks = num_ranks_of(place.ssd, place.run_id)
+    what = "states of a run" + (f" of {num_ranks} ranks" if num_ranks > 1 else "")
+    facts: dict[str, object] = {"what": what, "run": place.run_id}
     problems: list[str] = []
     remarks: list[str] = []
     is_checked = True
@@ -90,14 +93,10 @@ def _check_run(place: RunPlace) -> dict[str, object]:
         warnings.simplefilter("always")
         try:
             with opened_run(place) as store:
-                assert store.sealed is not None
-                state_bytes = sum(
-                    block.part_bytes(part) for block in store.layout.blocks for part in block.parts
-                )
                 facts["sealed step"] = store.sealed.step
                 facts["seal"] = store.sealed.seal_number
-                facts["tensors"] = sum(len(block.places) for block in store.layout.blocks)
-                facts["verified"] = format_bytes(state_bytes)
+                facts["tensors"] = len(store.shapes())
+                facts["verified"] = format_bytes(store.state_bytes)
                 said = check_sealed_folder(store.sealed)
                 remarks = [] if said is None else [said]
         except LohanError as error:

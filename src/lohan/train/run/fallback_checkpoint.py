@@ -7,7 +7,14 @@ damaged ones are named. Called by `saving` when a resume fails. Loads nothing.
 import errno
 import pathlib
 
-from lohan.errors import CheckpointError, Corrupt, LohanError, ShortTransfer, StorageError
+from lohan.errors import (
+    CheckpointError,
+    Corrupt,
+    LohanError,
+    OtherRanks,
+    ShortTransfer,
+    StorageError,
+)
 from lohan.train.run.resume_point import STATES_FOLDER, checkpoints, has_archive, read_resume
 from lohan.train.weights.archive import check_states
 
@@ -37,7 +44,7 @@ def intact_archive(
 
 def with_offer(error: LohanError, out: pathlib.Path, run_id: str) -> LohanError:
     """The error of a failed resume, with the copy to resume from where that would help."""
-    if not is_lost(error):
+    if not is_lost(error) or isinstance(error, OtherRanks):
         return error
     offered, damaged = intact_archive(out)
     if offered is None and not damaged:

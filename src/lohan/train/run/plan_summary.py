@@ -56,10 +56,12 @@ def plan_in_words(
         for tier in Tier
         if tier in ledger.budgets
     )
+    num_ranks = plan.workload.num_ranks
+    ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
     lines = [
         f"{shape.in_words} in {shape.num_blocks} blocks; "
         f"{plan.workload.batch} x {plan.workload.sequence} tokens a step in "
-        f"{_micro_batches(plan.num_micro_batches)}; policy {plan.policy}",
+        f"{_micro_batches(plan.num_micro_batches)}{ranks}; policy {plan.policy}",
         f"{'fits' if ledger.fits else 'does not fit'}: {memory}",
         f"activations (what the forward pass leaves for the backward pass): {_activations(plan)}",
     ]

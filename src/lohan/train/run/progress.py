@@ -279,8 +279,9 @@ class ConsoleProgress(RunInWords):
 
 
 def teller(args: Any) -> Callable[[str], None] | None:
-    """Prints sentences above transformers' bar; None where only errors are asked for."""
-    if args.get_process_log_level() > logging.WARNING:
+    """Prints sentences above transformers' bar; None where only errors are asked for, and on ranks
+    but the first."""
+    if args.process_index > 0 or args.get_process_log_level() > logging.WARNING:
         return None
     return lambda sentence: tqdm.write(sentence)
 

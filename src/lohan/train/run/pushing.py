@@ -36,6 +36,8 @@ class PushingMixin(_SomeTrainer):  # type: ignore[misc]
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
         self.save_model(_internal_call=True)
+        if not self.is_first:
+            return None
         return self.send_model(
             commit_message, blocking=blocking, token=token, revision=revision, **kwargs
         )

@@ -7,7 +7,8 @@ opening its last seal for reading. Called by `checking`, `lohan export` and `loh
 import contextlib
 import errno
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ from lohan.errors import CheckpointError, ConfigError
 from lohan.ssd import RunDirectories, choose_engine
 from lohan.ssd.engines.storage_errors import storage_error
 from lohan.store import ComputeFormat, Manifest, StateStore, list_left_runs, open_states
-from lohan.store.format.layout import TensorEntry
+from lohan.store.joined import JoinedStates
+from lohan.store.seals.commits import (
+    name_of_rank,
+    num_ranks_of,
+    read_commit,
+    refuse_other_seal,
+    run_of,
+    settle_prepared,
+)
 from lohan.store.seals.manifest import MANIFEST_NAME
 from lohan.train.adapters.adapter_files import export_adapter, saved_names
 from lohan.train.adapters.adapting import ADAPTER, ADAPTER_TENSORS
@@ -63,11 +72,11 @@ def find_run(run: str, ssd: Sequence[Path] = ()) -> RunPlace:
         return RunPlace(run_id=record.run_id, ssd=tuple(ssd) or record.ssd)
     if ssd:
         name = path.name if path.is_dir() else run
-        return RunPlace(run_id=name.removeprefix(_PREFIX), ssd=tuple(ssd))
+        return RunPlace(run_id=run_of(name.removeprefix(_PREFIX))[0], ssd=tuple(ssd))
     if path.is_dir() and path.name.startswith(_PREFIX):
         return _from_directory(path)
     inside = runs_in(path)
-    if len(inside) == 1:
+    if len({run_of(one.name)[0] for one in inside}) == 1:
         return _from_directory(inside[0])
     raise ConfigError(
         f"it is not said where the run {run} is"
@@ -85,7 +94,7 @@ def out_of_run(place: RunPlace) -> Path:
         ConfigError: there is no such run, or it was made without such a folder.
     """
     for run in list_left_runs(place.ssd).runs:
-        if run.run_id == place.run_id and run.out is not None:
+        if run_of(run.run_id)[0] == place.run_id and run.out is not None:
             return Path(run.out)
     raise ConfigError(
         f"the output folder of run {place.run_id} is not known",
@@ -124,7 +133,7 @@ def _from_record(path: Path) -> RunPlace:
 
 def _from_directory(path: Path) -> RunPlace:
     own = path.resolve()
-    run_id = own.name.removeprefix(_PREFIX)
+    run_id = run_of(own.name.removeprefix(_PREFIX))[0]
     try:
         text = (own / MANIFEST_NAME).read_text(encoding="utf-8")
         manifest = Manifest.from_text(text)
@@ -138,24 +147,45 @@ def _from_directory(path: Path) -> RunPlace:
 
 
 @contextlib.contextmanager
-def opened_run(place: RunPlace) -> Iterator[StateStore]:
+def opened_run(place: RunPlace) -> Iterator[JoinedStates]:
     """Open the last seal of a run, every byte of it compared with its checksum. May block: yes.
 
     Raises:
-        CheckpointError: there is no seal.
+        CheckpointError: there is no seal, or a rank's slice is missing.
         Corrupt: bytes are not those that were sealed.
         StorageError: files are missing, or a process is working on the run.
     """
-    run = RunDirectories.attach(place.ssd, place.run_id)
-    try:
+    num_ranks = num_ranks_of(place.ssd, place.run_id)
+    with contextlib.ExitStack() as stack:
         engine, _ = choose_engine()
-        try:
-            with open_states(run, engine=engine) as store:
-                yield store
-        finally:
-            engine.close()
-    finally:
-        run.close()
+        stack.callback(engine.close)
+        stores: list[StateStore] = []
+        committed = 0
+        for rank in range(num_ranks):
+            name = name_of_rank(place.run_id, rank, num_ranks)
+            if num_ranks > 1:
+                _refuse_missing_slice(place, name, rank)
+            run = RunDirectories.attach(place.ssd, name)
+            stack.callback(run.close)
+            if num_ranks > 1:
+                committed = committed or read_commit(run.paths)
+                settle_prepared(run.paths, committed)
+            stores.append(stack.enter_context(open_states(run, engine=engine)))
+            sealed = stores[-1].sealed
+            if num_ranks > 1 and sealed is not None:
+                refuse_other_seal(sealed, committed, rank)
+        yield JoinedStates(stores)
+
+
+def _refuse_missing_slice(place: RunPlace, name: str, rank: int) -> None:
+    if not any((parent / f"{_PREFIX}{name}").is_dir() for parent in place.ssd):
+        raise CheckpointError(
+            f"the slice of rank {rank} of run {place.run_id} is not in "
+            f"{', '.join(map(str, place.ssd))}",
+            why=f"each rank keeps its part of every tensor; {_PREFIX}{name} was looked for",
+            remedy="name the SSD directories of all ranks with --ssd (copied to one machine if "
+            "there were several), or use an archive in OUT",
+        )
 
 
 def export_run(
@@ -182,8 +212,7 @@ def export_run(
     """
     refuse_taken(out)  # opening verifies every byte, which takes its time
     with opened_run(place) as store:
-        assert store.sealed is not None
-        is_bf16 = store.layout.compute_format is ComputeFormat.BF16
+        is_bf16 = store.compute_format is ComputeFormat.BF16
         compute_dtype = torch.bfloat16 if is_bf16 else torch.float16
         said = store.sealed.metadata.get("user", {})
         adapter, names = said.get(ADAPTER), said.get(ADAPTER_TENSORS)
@@ -191,30 +220,33 @@ def export_run(
         try:
             source = _source_of(place, store.sealed, model, compute_dtype, trust_remote_code)
         except ConfigError as error:
-            # The adapter alone is in the states; a model that is named has to be there.
-            if names is None or should_merge_adapter or model is not None:
+            # The adapter alone is in the states (shapes not, of slices); a model that is named has
+            # to be there.
+            is_whole = names is not None and store.num_ranks == 1
+            if not is_whole or should_merge_adapter or model is not None:
                 raise
             lack = f"without the tokenizer, which is the base's: {error.what}"
         adapted: Any = None
+        shapes: Mapping[str, tuple[int, ...]] = store.shapes()
         if source is not None:
             if adapter is not None:
                 adapted = adapted_skeleton(source.make_model(), adapter)
-            _refuse_other_model(source, adapted, store, place)
+            shapes = _refuse_other_model(source, adapted, store, place)
             if should_merge_adapter:
                 _refuse_unmergeable(adapted, source, place)
         should_leave_base = adapter is not None and not should_merge_adapter
         are_frozen_wanted = True
         if should_leave_base:
             names = saved_names(adapted, is_named=True) if names is None else names
-            trained = {entry.name for entry in _entries(store) if entry.is_trainable}
-            are_frozen_wanted = not trained.issuperset(names.values())
+            are_frozen_wanted = not store.trained.issuperset(names.values())
         # Closed here, before the store, whatever becomes of the export.
         with contextlib.closing(  # type: ignore[type-var]
             store.masters(are_frozen_wanted=are_frozen_wanted)
-        ) as masters:
+        ) as flat:
+            masters = ((name, one.view(shapes[name])) for name, one in flat)
             if should_leave_base:
                 report = export_adapter(
-                    {entry.name: entry.shape for entry in _entries(store)},
+                    shapes,
                     names,
                     masters,
                     out,
@@ -284,18 +316,18 @@ def _refuse_unmergeable(adapted: Any, source: ModelSource, place: RunPlace) -> N
     refuse_unmergeable(adapted, source.parameters)
 
 
-def _entries(store: StateStore) -> list[TensorEntry]:
-    return [one.entry for block in store.layout.blocks for one in block.places]
-
-
 def _refuse_other_model(
-    source: ModelSource, adapted: Any, store: StateStore, place: RunPlace
-) -> None:
-    found = {entry.name: entry.shape for entry in _entries(store)}
-    wanted = source.parameters
+    source: ModelSource, adapted: Any, store: JoinedStates, place: RunPlace
+) -> Mapping[str, tuple[int, ...]]:
+    """Returns the shapes of its tensors."""
+    found, wanted = store.shapes(), source.parameters
     if adapted is not None:
         wanted = {name: tuple(one.shape) for name, one in adapted.named_parameters()}
-    differing = [name for name, shape in wanted.items() if found.get(name) != shape]
+    differing = [
+        name
+        for name, shape in wanted.items()
+        if found.get(name) not in (shape, (math.prod(shape),))
+    ]
     differing += [name for name in found if name not in wanted]
     if differing:
         raise ConfigError(
@@ -304,8 +336,8 @@ def _refuse_other_model(
             why="the configuration in the export has to be that of the weights",
             remedy="name the model the run started from with --model",
         )
-    assert store.sealed is not None
     known = store.sealed.metadata.get("user", {}).get(MODEL_IDENTITY)
     refuse_other_model(
         None if known is None else of_source(known), source.identity, what=f"run {place.run_id}"
     )
+    return wanted

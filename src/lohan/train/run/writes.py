@@ -30,7 +30,8 @@ def planned_steps(
     except TypeError:
         return None
     exact = num_rows / args.per_device_train_batch_size
-    num_batches = math.floor(exact) if args.dataloader_drop_last else math.ceil(exact)
+    whole = math.floor if args.dataloader_drop_last else math.ceil
+    num_batches = whole(whole(exact) / args.world_size)  # of each rank
     per_epoch: int = max(1, math.ceil(num_batches / args.gradient_accumulation_steps))
     num_epochs: float = args.num_train_epochs if num_train_epochs is None else num_train_epochs
     return math.ceil(num_epochs * per_epoch)

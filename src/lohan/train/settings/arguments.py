@@ -69,11 +69,11 @@ def refuse_unsupported(args: Any) -> None:
             why="AdamW with fp32 states is the optimizer the engine runs",
             remedy="leave it out",
         )
-    if args.world_size > 1:
+    if args.world_size > 1 and not args.average_tokens_across_devices:
         raise ConfigError(
-            f"{args.world_size} processes were started",
-            why="trainers drive one process; several take steps together through lohan.attach",
-            remedy="start it without torchrun or accelerate launch, or see docs/ranks.md",
+            f"average_tokens_across_devices is off, and {args.world_size} processes were started",
+            why="the weight of a token would depend on which rank has it, and so would results",
+            remedy="leave it out",
         )
     for name, why in REFUSED_ARGUMENTS.items():
         if getattr(args, name, None):

@@ -37,6 +37,8 @@ class OffloadConfig:
     """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
     save_model_steps: int | None = None
     """Optimizer steps between models that stay in OUT/checkpoint-N; None keeps none."""
+    reduction_groups: int | None = None
+    """Groups that a step's micro-batches are dealt to; None: one per rank."""
     is_tracing: bool = False
     """Whether the lanes are recorded, for OUT/_lohan/trace.json and the report."""
 
@@ -60,6 +62,9 @@ HELP: dict[str, str] = {
     "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
     "save_model_steps": "Optimizer steps between models, or adapters, that stay in "
     "OUT/checkpoint-N for from_pretrained, as many as save_total_limit says. Left out: none.",
+    "reduction_groups": "Groups that a step's micro-batches are dealt to, whose gradients are "
+    "added in fp32. Results depend on this number and not on that of ranks (docs/ranks.md). Left "
+    "out: one per rank, or as the run was started with.",
     "trace": "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the "
     "report.",
 }
@@ -112,8 +117,9 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
             )
     return OffloadConfig(
         ssd=_directories(found.get("ssd"), f"{where}.ssd"),
-        archive_steps=_steps(found.get("archive_steps"), f"{where}.archive_steps"),
-        save_model_steps=_steps(found.get("save_model_steps"), f"{where}.save_model_steps"),
+        archive_steps=_count(found, "archive_steps", where, "optimizer steps"),
+        save_model_steps=_count(found, "save_model_steps", where, "optimizer steps"),
+        reduction_groups=_count(found, "reduction_groups", where, "reduction groups"),
         ssd_rated_bytes=read_lives(found.get("ssd_rated_tbw"), f"{where}.ssd_rated_tbw"),
         is_tracing=_truth(found.get("trace"), f"{where}.trace"),
         **values,
@@ -179,15 +185,16 @@ def read_lives(found: Any, where: str) -> tuple[int, ...] | None:
     return tuple(one for one in lives if one is not None) or None
 
 
-def _steps(found: Any, where: str) -> int | None:
+def _count(block: Mapping[str, Any], key: str, where: str, what: str) -> int | None:
+    found = block.get(key)
     if found is None:
         return None
     if isinstance(found, str) and found.strip().isdigit():
         found = int(found)
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise ConfigError(
-            f"{where} is {found!r}",
-            why="a number of optimizer steps is a whole number above zero",
+            f"{where}.{key} is {found!r}",
+            why=f"a number of {what} is a whole number above zero",
             remedy="write a number such as 500, or leave it out",
         )
     return found

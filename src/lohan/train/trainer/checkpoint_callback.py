@@ -49,6 +49,7 @@ class SealingFlow(TrainerCallback):
         step = state.global_step
         if trainer._is_archived(step) or trainer._is_model_kept(step):
             control.should_save = True
+        trainer.agree_to_stop()
         if trainer.stop_request.is_set:
             control.should_save = control.should_training_stop = True
         reason = why_to_stop(trainer)

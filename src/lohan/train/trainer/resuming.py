@@ -9,7 +9,7 @@ import pathlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from datasets import Dataset
 
@@ -54,7 +54,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
         if asked is None or asked is False:
             self._refuse_foreign_out()
             return None
-        record = resume_point.read_run(self.out)
+        record = self._recorded_run()
         self._let_go_of(record)
         if isinstance(asked, str):
             return self._checkpoint_at(pathlib.Path(asked), record)
@@ -62,12 +62,19 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             raise no_run_in(self.out)
         return self._resume_seal(record)
 
+    def _recorded_run(self) -> RunRecord | None:
+        return cast(
+            RunRecord | None,
+            self.by_first(lambda: resume_point.read_run(self.out), "the record of the run"),
+        )
+
     def _refuse_foreign_out(self) -> None:
-        record = resume_point.read_run(self.out)
+        record = self._recorded_run()
         if self._engine is not None or record is None:
             return
         self._let_go_of(record)
-        aside = set_aside(self.out, record.run_id)
+        run_id = record.run_id
+        aside = self.by_first(lambda: set_aside(self.out, run_id), "the folder of the run before")
         if aside is None:
             raise CheckpointError(
                 f"{self.out} is the folder of another run, which has not ended",
@@ -100,7 +107,7 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             holder.close()
 
     def _checkpoint_at(self, path: pathlib.Path, record: RunRecord | None) -> pathlib.Path:
-        sealed = resume_point.read_resume(path)
+        sealed = self.by_first(lambda: resume_point.read_resume(path), "the checkpoint")
         if record is not None and sealed.get("run_id") == record.run_id:
             try:
                 found = self._resume_seal(record)
@@ -128,7 +135,10 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             checkpoint = self._folder_of_seal(record, seal)
             sealed = None
             if checkpoint is not None and seal is not None:
-                sealed = resume_point.read_resume(checkpoint, seal.metadata)
+                folder, said = checkpoint, seal.metadata
+                sealed = self.by_first(
+                    lambda: resume_point.read_resume(folder, said), "the checkpoint"
+                )
         except LohanError as error:
             self._drop_engine()
             offered = with_offer(error, self.out, record.run_id)
@@ -201,13 +211,18 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
 
     def note(self, sentence: str) -> None:
         """Say what a user should know and what is no error."""
+        if not self.is_first:
+            return
         if self.tell is not None:
             self.tell(f"note: {sentence}")
         else:
             warnings.warn(sentence, LohanWarning, stacklevel=2)
 
     def _comparable_arguments(self) -> dict[str, Any]:
-        return resume_point.comparable(self.args.to_dict())
+        found = resume_point.comparable(self.args.to_dict())
+        # A step has as many rows by half as many ranks with twice as many micro-batches each.
+        name = "gradient_accumulation_steps"
+        return {**found, name: found[name] * self.args.world_size}
 
     # ---- what transformers calls to load ----
 

@@ -55,7 +55,8 @@ class SamplePrompts(TrainerCallback):
             tell(f"  answer: {' '.join(answer.split())}")
         pairs = zip(self._prompts, answers, strict=True)
         samples = [{"prompt": shown_prompt(one), "answer": answer} for one, answer in pairs]
-        append_log(args, {"step": state.global_step, SAMPLES: samples})
+        if trainer.is_first:
+            append_log(args, {"step": state.global_step, SAMPLES: samples})
 
 
 class Asked:

@@ -33,6 +33,7 @@ from lohan.errors import CheckpointError, ConfigError
 from lohan.hardware import machine_from
 from lohan.plan.run_room import STATES, DriveRoom, DriveUse, drive_rooms, states_uses
 from lohan.simulate.bottleneck import without_shares
+from lohan.store.seals.commits import name_of_rank
 from lohan.train.adapters.adapting import Adapting, num_written, with_frozen
 from lohan.train.data.data_hash import hash_rows
 from lohan.train.run import resume_point
@@ -46,6 +47,7 @@ from lohan.train.run.out_folder import refuse_replaced
 from lohan.train.run.progress import LOG_NAME, LogFile, RunInWords, step_numbers
 from lohan.train.run.pushing import PushingMixin
 from lohan.train.run.randomness_state import random_state
+from lohan.train.run.ranks import RanksMixin, go_along
 from lohan.train.run.resume_point import RunRecord
 from lohan.train.run.run_files import PlanFile, package_versions, write_ending
 from lohan.train.run.signals import StopRequest, leave, stop_on_signals
@@ -84,7 +86,7 @@ RELIED_ON = (
 )
 
 
-class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
+class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
     """Saving and resuming for `OffloadMixin`."""
 
     offload: OffloadConfig
@@ -135,9 +137,10 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     @property
     def written_bytes(self) -> int:
-        """Written to the SSDs by the run: first states, steps and seals, earlier processes too."""
+        """Written to the SSDs by the run: first states, steps and seals, earlier processes too; by
+        other ranks as of the last seal."""
         since = self._engine.written_bytes if self._engine is not None else 0
-        return self._written_before_bytes + int(since)
+        return self._written_before_bytes + int(since) + self._written_elsewhere_bytes
 
     @functools.cached_property
     def _reservation(self) -> Reservation:
@@ -173,6 +176,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         Raises:
             OutOfSpace: there is too little.
         """
+        if not self.is_first:
+            return
         uses = [use for use in self._out_uses() if use.nbytes]
         purpose = " and ".join(use.purpose for use in uses)
         self._reservation.hold(sum(use.nbytes for use in uses), purpose=purpose)
@@ -195,9 +200,13 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         Raises:
             OutOfSpace: they have not.
         """
-        parts = {STATES: planned.states_bytes, "swapped activations": planned.swap_bytes}
-        states = states_uses(parts, ssd, is_resumed=is_resumed)
-        self.rooms = drive_rooms([*states, *source_uses(self.source), *self._out_uses()])
+        num_here = self.peers.num_here  # on the same drives
+        parts = {
+            STATES: num_here * planned.states_bytes,
+            "swapped activations": num_here * planned.swap_bytes,
+        }
+        uses = [*states_uses(parts, ssd, is_resumed=is_resumed), *source_uses(self.source)]
+        self.rooms = drive_rooms([*uses, *(self._out_uses() if self.is_first else ())])
         refuse_full_drives(self.rooms)
         if self.on_planned is not None:
             self.on_planned(planned)
@@ -207,14 +216,19 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         with Closing() as stack:
             if self._engine is not None:
                 stack.callback(self._engine.close)
-            self._reservation.release()
+            self._release_space()
 
     def _add_own_callbacks(self) -> None:
         """Those of a run, behind the user's, where there is none of the kind."""
-        asking = SamplePrompts(self, self.sample_prompts)
-        for one in (SealingFlow(self), LogFile(self), PlanFile(self), RunInWords(self), asking):
+        flow, asking = SealingFlow(self), SamplePrompts(self, self.sample_prompts)
+        told = (LogFile(self), PlanFile(self), RunInWords(self)) if self.is_first else ()
+        for one in (flow, *told, asking):
             if not any(isinstance(other, type(one)) for other in self.callback_handler.callbacks):
                 self.add_callback(one)
+
+    def _release_space(self) -> None:
+        if self.is_first:
+            self._reservation.release()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with what the engine measured."""
@@ -235,13 +249,11 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             self._refuse_foreign_out()
         self._add_own_callbacks()
         self.create_optimizer()
-        make_working_folder(self.out)
-        self._out_status = os.stat(self.out)
+        self.by_first(lambda: self._prepare_out(is_new=run is None), "the output folder")
         self.model_identity  # noqa: B018 - now: transformers changes the configuration later
-        if run is None:
-            resume_point.refuse_foreign_checkpoints(self.out, planned_steps(self))
-            self.hold_space()  # so that too little is known before states are written
-            self._reservation.release()
+        if self.args.world_size > 1:
+            self.refuse_unlike_ranks()
+            self.model.train()  # as in a step: what it then changes is refused beforehand
         if self.sample_prompts:
             Asked(self, self.sample_prompts)  # so that one that cannot be asked is refused now
         first = FirstStates(run=None if run is None else run.run_id)
@@ -270,6 +282,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
             on_planned=functools.partial(self._accept_plan, ssd=ssd, is_resumed=run is not None),
             is_tracing=offload.is_tracing,
             ssd_rated_bytes=offload.ssd_rated_bytes,
+            reduction_groups=offload.reduction_groups,
+            peers=self.peers,
         )
         engine = attach_with(self.model, self._plain_optimizer(), options, first)
         self._engine = engine
@@ -278,13 +292,22 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         self.model.save_pretrained = lambda *given, **kwargs: self._save_pretrained(
             *given, **kwargs
         )
-        RunRecord(run_id=engine.run_id, ssd=tuple(ssd)).write(self.out)
+        record = RunRecord(run_id=engine.run_id, ssd=tuple(ssd))
+        self.by_first(lambda: record.write(self.out), "the record of the run")
         return engine
+
+    def _prepare_out(self, *, is_new: bool) -> None:
+        make_working_folder(self.out)
+        self._out_status = os.stat(self.out)
+        if is_new:
+            resume_point.refuse_foreign_checkpoints(self.out, planned_steps(self))
+            self.hold_space()  # so that too little is known before states are written
+            self._reservation.release()
 
     def _places_of(self, run: RunRecord) -> tuple[str, ...]:
         """Where a run lies: where the user says if it is there (drives move), else as recorded."""
         given = self.offload.ssd
-        name = f"lohan-{run.run_id}"
+        name = f"lohan-{name_of_rank(run.run_id, self.peers.rank, self.peers.num_ranks)}"
         if all((pathlib.Path(p) / name).is_dir() for p in given):
             return given
         self.note(f"{name} is not in {', '.join(given)}: it is taken from {', '.join(run.ssd)}")
@@ -328,6 +351,9 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
                 str(checkpoint) if checkpoint is not None else None, *more, **kwargs
             )
         leave(self.stop_request)
+        self.count_written()
+        if not self.is_first:
+            return done
         if (
             checkpoint is not None
             and checkpoint.parent == self.out
@@ -352,10 +378,20 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
                 "engine.step beside the trainer",
             )
         self.engine.synchronize()  # so that what is still due is counted
+        self.count_written()
         with private_files():
             temporary = self._write_checkpoint(step)
-            list_hash = resume_point.write_files_list(temporary)
-            path = resume_point.publish(temporary, self.out, step)
+            metadata = self.by_first(lambda: self._published(temporary, step), "the checkpoint")
+        self.engine.seal(metadata)
+        if self.is_first:
+            self._remove_old(self.out / metadata["checkpoint"])
+        if self._has_model(step):
+            self.hold_space()
+
+    def _published(self, temporary: pathlib.Path, step: int) -> dict[str, Any]:
+        """Give the files of a checkpoint their place; what its seal says about them."""
+        list_hash = resume_point.write_files_list(temporary)
+        path = resume_point.publish(temporary, self.out, step)
         metadata: dict[str, Any] = {"step": step, "checkpoint": path.name}
         metadata |= {resume_point.LIST_HASH: list_hash, MODEL_IDENTITY: self.model_identity}
         metadata["out"] = str(self.out.absolute())
@@ -366,10 +402,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         metadata |= self.adapting.sealed(self.model_name)
         sync_file(make_working_folder(self.out) / LOG_NAME)  # what is sealed is logged
         refuse_replaced(self.out, self._out_status)
-        self.engine.seal(metadata)
-        self._remove_old(path)
-        if self._has_model(step):
-            self.hold_space()
+        return metadata
 
     def _remove_old(self, newest: pathlib.Path) -> None:
         resume_point.remove_old(
@@ -381,15 +414,18 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     def _write_checkpoint(self, step: int) -> pathlib.Path:
         temporary = self.out / f".{resume_point.checkpoint_name(step)}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
         if self.is_best(step):
             self.state.best_model_checkpoint = str(self.out / resume_point.checkpoint_name(step))
-        self._write_small_files(temporary, step)
+        if self.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            self._write_small_files(temporary, step)
         if self._has_model(step):
-            self._reservation.release()
+            self._release_space()
             self._export(temporary)
-        if self._is_archived(step):
+        if self._is_archived(step) and not self.is_first:
+            go_along(archive.states_of(self.engine))
+        elif self._is_archived(step):
             shapes = {
                 name: tuple(parameter.shape)
                 for name, parameter in self.model.named_parameters()
@@ -451,24 +487,31 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model in Hugging Face's layout, one tensor in RAM at a time."""
-        self._reservation.release()
-        self.engine.synchronize()
-        folder = pathlib.Path(output_dir or self.args.output_dir)
-        if folder.resolve() != self.out.resolve():
-            self._write_model(folder)
-        else:
-            listed = make_working_folder(self.out) / MODEL_LIST_NAME
-            listed.unlink(missing_ok=True)  # until the next one is written, nothing is known
+        with self.told_of_failure():
+            self._release_space()
+            self.engine.synchronize()
+            folder = pathlib.Path(output_dir or self.args.output_dir)
+            listed = None
+            if self.is_first and folder.resolve() == self.out.resolve():
+                listed = make_working_folder(self.out) / MODEL_LIST_NAME
+                listed.unlink(missing_ok=True)  # until the next one is written, nothing is known
             files = self._write_model(folder)
-            write_list(listed, hash_files(folder, files))
+
+            def list_files() -> None:
+                if listed is not None:
+                    write_list(listed, hash_files(folder, files))
+
+            self.by_first(list_files, "the files of the model")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _write_model(self, folder: pathlib.Path) -> tuple[str, ...]:
         """The model training ended with: of the best step where that was asked for."""
-        if self.best_model is not None:
-            return copy_model(self.best_model, folder)
-        return self._export(folder).files
+        best = self.best_model
+        if best is not None:
+            return self.by_first(lambda: copy_model(best, folder), "the best model")
+        report = self._export(folder)
+        return () if report is None else report.files
 
     def _save_pretrained(
         self, save_directory: str | os.PathLike[str], *more: Any, **kwargs: Any
@@ -477,14 +520,20 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin):
         self.engine.synchronize()
         self._export(pathlib.Path(save_directory))
 
-    def _export(self, folder: pathlib.Path) -> ModelDirectoryReport:
+    def _export(self, folder: pathlib.Path) -> ModelDirectoryReport | None:
+        """Write the model of the weights as they are. All ranks give theirs, the first one writes;
+        None on the others."""
+        weights = self.engine.weights(are_frozen_wanted=self.adapting.are_frozen_written)
+        if not self.is_first:
+            go_along(weights)
+            return None
         if self.adapting.is_on:
             return self.adapting.export(
-                self.engine, folder, model_name=self.model_name, tokenizer=self.processing_class
+                weights, folder, model_name=self.model_name, tokenizer=self.processing_class
             )
         return export_model(
             self.source if self.source is not None else exported_as(self.model),
-            self.engine.weights(),
+            weights,
             folder,
             buffers=changed_buffers(self.engine.buffers),
             dtype=self.compute_dtype(),

@@ -12,6 +12,7 @@ logs see the same numbers in the same order as in memory.
 
 import contextlib
 import copy
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,11 +164,12 @@ class OffloadMixin(SavingMixin):
         """As `SavingMixin.train`, with the output folder locked against other processes."""
         for what, table in (("training", self.train_dataset), ("evaluation", self.eval_dataset)):
             refuse_unknown_tokens(table, self.model, self.token_columns, what=what)
-        if self.is_out_held:
-            return super().train(*args, **kwargs)
-        self.out.mkdir(parents=True, exist_ok=True)
-        with locked_folder(self.out):
-            return super().train(*args, **kwargs)
+        with self.told_of_failure():
+            if self.is_out_held or not self.is_first:
+                return super().train(*args, **kwargs)
+            self.out.mkdir(parents=True, exist_ok=True)
+            with locked_folder(self.out):
+                return super().train(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Keep accelerate from moving, wrapping or casting the model."""
@@ -184,6 +186,10 @@ class OffloadMixin(SavingMixin):
             self.compute_dtype()
         super().create_accelerator_and_postprocess()
         self.accelerator.device_placement = False
+        # Among ranks accelerate would put a reducer of gradients around it.
+        self.accelerator.prepare_model = functools.partial(
+            self.accelerator.prepare_model, evaluation_mode=True
+        )
         # transformers takes the first of all GPUs it sees, and shares out losses among them; the
         # engine computes on one, which may be another, or on none.
         device = torch_device_named(self.offload.device)
@@ -312,7 +318,9 @@ class OffloadMixin(SavingMixin):
         self.model.train()
         prepared = [self._for_engine(self._prepare_inputs(batch)) for batch in batches]
         self._add_known(prepared)
-        divisor = 1 if self._is_loss_scaled(num_items_in_batch) else len(batches)
+        # accelerate deals every rank equally many. Here gradients are sums over ranks, not means.
+        num_batches = self.current_gradient_accumulation_steps = len(batches) * self.args.world_size
+        divisor = 1 if self._is_loss_scaled(num_items_in_batch) else num_batches
 
         def loss_of(model: Any, batch: Any) -> torch.Tensor:
             # A copy of the batch, because compute_loss takes keys out.
@@ -322,10 +330,19 @@ class OffloadMixin(SavingMixin):
             return cast(torch.Tensor, loss if divisor == 1 else loss / divisor)
 
         note_used_gradients(self.model, are_used=False)  # if a step before ended early
-        result = self.engine.step(prepared, loss_of, weights=[1.0] * len(prepared))
+        # Where a loss is of the tokens of all ranks, trainers multiply it by their number.
+        is_averaged = self.args.average_tokens_across_devices
+        self.args.average_tokens_across_devices = False
+        try:
+            result = self.engine.step(prepared, loss_of, weights=[1.0] * len(prepared))
+        finally:
+            self.args.average_tokens_across_devices = is_averaged
         note_used_gradients(self.model, are_used=True)
         self._note_step(result)
         self._losses = list(result.losses)
+        if self.engine.reduction_groups > 1:
+            # All at once, so that a logged sum does not depend on how many ranks there are.
+            self._losses = [0.0] * (len(batches) - 1) + [result.loss]
 
     def compute_loss(self, model: Any, inputs: Any, *more: Any, **kwargs: Any) -> Any:
         """The trainer's loss; where one of TRL's calls the model again, the blocks run once."""

@@ -54,7 +54,7 @@ def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathli
                 files.callback(writer.close)
                 writers.append(writer)
                 places |= {(kind, place.name): (writer, place) for place in writer.places}
-        for kind, name, tensor in _states_of(engine):
+        for kind, name, tensor in states_of(engine):
             writer, place = places.pop((kind, name))
             writer.write(place, tensor)
             del tensor  # no room for two
@@ -74,7 +74,8 @@ def write_states(engine: Any, shapes: dict[str, tuple[int, ...]], folder: pathli
     write_json(folder / INDEX_NAME, index)
 
 
-def _states_of(engine: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+def states_of(engine: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """All that is copied: kind, name and tensor, one at a time."""
     for name, *masters in engine.weights(are_frozen_wanted=False):
         yield _MASTERS, name, masters.pop()
     for name, *moments in engine.moments():
