@@ -221,8 +221,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
     def _add_own_callbacks(self) -> None:
         """Those of a run, behind the user's, where there is none of the kind."""
         flow, asking = SealingFlow(self), SamplePrompts(self, self.sample_prompts)
-        own = (flow, LogFile(self), PlanFile(self), RunInWords(self), asking)
-        for one in own if self.is_first else (flow, asking):
+        told = (LogFile(self), PlanFile(self), RunInWords(self)) if self.is_first else ()
+        for one in (flow, *told, asking):
             if not any(isinstance(other, type(one)) for other in self.callback_handler.callbacks):
                 self.add_callback(one)
 

@@ -87,7 +87,7 @@ def test_a_tensor_without_elements_is_not_exported(tmp_path: pathlib.Path) -> No
         self.a = torch.nn.Parameter(torch.zeros(0, 3))
 
     with pytest.raises(ConfigError, match=r"a has the shape \[0, 3\]"):
-        export_model(own(build)(OwnConfig()), [], tmp_path / "out")
+        export_model(source_of_config(OwnConfig(), kind=own(build)), [], tmp_path / "out")
 
 
 def test_a_persistent_buffer_of_a_made_model_is_exported(tmp_path: pathlib.Path) -> None:
