@@ -10,6 +10,7 @@
         Corrupt           a checksum does not match
       ScheduleError       a schedule that cannot run: our own mistake, caught before the run
       CheckpointError     a checkpoint is missing, damaged or of another run
+        OtherRanks        a run was made by another number of ranks; its states are whole
       RankLost            another rank of the run has failed or does not answer
       NonFiniteGradients  a step made infinities or NaNs; nothing was updated with them
 

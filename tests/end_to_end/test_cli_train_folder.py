@@ -154,7 +154,7 @@ def test_closing_lets_go_of_the_engine_although_the_folder_cannot_be_written() -
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     trainer: Any = types.SimpleNamespace(
-        _reservation=types.SimpleNamespace(release=refuse),
+        _release_space=refuse,
         _engine=types.SimpleNamespace(close=lambda: closed.append("engine")),
     )
     with pytest.raises(OSError, match="Read-only"):

@@ -441,6 +441,8 @@ class Points(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"x": x, "labels": 3 * x + 1}
 
 
+# Told, or a warning where another test has turned logs down.
+@pytest.mark.filterwarnings("ignore:run .* has ended:lohan.errors.LohanWarning")
 def test_a_model_of_ones_own_without_blocks_is_evaluated_trained_and_saved(
     tmp_path: pathlib.Path,
 ) -> None:

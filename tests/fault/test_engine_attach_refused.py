@@ -180,7 +180,10 @@ def test_what_attach_refuses_leaves_nothing_behind(what: str, tmp_path: Path) ->
     assert is_same(before, fingerprint(model))
 
 
-def test_a_model_without_repeated_blocks_is_refused_as_it_is(tmp_path: Path) -> None:
+def test_a_model_without_repeated_blocks_is_refused_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lohan.model.tracing.blocks.MOST_IN_ONE_BLOCK", 20)  # it has 25
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).to(torch.bfloat16)
     before = fingerprint(model)
     with watched(), pytest.raises(ConfigError, match="block"):

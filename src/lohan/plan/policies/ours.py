@@ -20,7 +20,6 @@ from lohan.plan.policies.gpu_floor import is_outside
 from lohan.plan.policies.our_buffers import buffer_sets
 from lohan.plan.policies.our_memory import OurMemory, micro_batch_counts
 from lohan.plan.policies.our_search import Chosen, Search
-from lohan.plan.pools import waiting_bytes
 from lohan.plan.residency import choose_residents, largest_residents
 from lohan.plan.system import SPLIT_STATE, ActivationRule, System, UpdateTiming
 from lohan.plan.workload import Workload
@@ -156,7 +155,7 @@ class _Planner:
             memory = replace(memory, system=replace(memory.system, num_fresh_slots=0))
         # Gradients of deferred updates wait in RAM for the next forward pass.
         largest = max(1, memory.block_sizes.largest_waiting_bytes)
-        waiting = sum(waiting_bytes(self.workload, self.search.trained[own]) for own in deferred)
+        waiting = self.workload.gradient_bytes * sum(self.search.trained[own] for own in deferred)
         slots = min(len(self.search.blocks), least + -(-waiting // largest))
         spare = memory.spare_ram_bytes(slots)
         return _Decided(
