@@ -93,3 +93,39 @@ def test_a_loss_that_a_block_leaves_in_an_attribute_is_refused(
         pytest.raises(ConfigError, match="that a block made and did not return"),
     ):
         engine.step(steps[0][:num_micro_batches])
+
+
+class ReadBefore(KeepingModel):
+    """A schedule of its own: read before the blocks, counted after them."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().forward(x * (1 + 0.1 * self.num_forwards))
+
+
+class CountedTwice(KeepingModel):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.num_forwards += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [ReadBefore, CountedTwice])
+def test_a_number_counted_too_late_for_the_next_micro_batch_is_refused(
+    kind: type[KeepingModel], tmp_path: Path
+) -> None:
+    case = EngineCase(residents=False, choice=Choice.RECOMPUTE)
+    torch.manual_seed(3)
+    model, steps = kind().to(torch.bfloat16), _batches()
+    twin = copy.deepcopy(model)
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+    with start(case, model, optimizer_for(case, model), tmp_path / "one", steps[0][0]) as engine:
+        # One that is alone finds its own.
+        one = [[batches[0]] for batches in steps]
+        losses = [list(engine.step(batches).losses) for batches in one]
+        assert losses == plain(case, engine, twin, one).losses
+    model = kind().to(torch.bfloat16)
+    with (
+        start(case, model, optimizer_for(case, model), tmp_path / "two", steps[0][0]) as engine,
+        pytest.raises(ConfigError, match=f"{kind.__name__} changes its num_forwards from"),
+    ):
+        engine.step(steps[0][:2])

@@ -5,12 +5,15 @@ and reads it later in the same forward finds its own value. Here the forwards of
 interleaved at blocks. So a micro-batch sees what it wrote itself, else what the nearest one before
 it wrote, as in a plain loop; never what a later one wrote. So are attributes of plain objects and
 entries of mappings that modules hold (`self.context.mask`). By identity: what is changed inside
-another value (a list that is cleared, a tensor in place, buffers) is everybody's.
+another value (a list that is cleared, a tensor in place, buffers) is everybody's. A number that is
+counted after blocks comes too late for those that have begun meanwhile: refused where it is read.
 Made by `segmented_model` for one step; called by `micro_batch`, on the thread of the micro-batch,
 by `block_run` for what blocks assign, and by `passes` for its backward.
 """
 
 import contextlib
+import dis
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 
+from lohan.errors import ConfigError
 from lohan.model.tracing.objects import parts_that_change
 
 _Values = dict[Any, Any]
@@ -85,6 +89,36 @@ class AttributeBook:
         # Once a step: an object that is made later is assigned, and so has one owner.
         self._held = _mappings_in(modules) if self.is_needed else []
         self._written: dict[tuple[int, Any], _Written] = {}
+        self._last_begun = -1
+
+    def begin(self, index: int) -> None:
+        """A micro-batch begins, or goes on."""
+        self._last_begun = max(self._last_begun, index)
+
+    def refuse_late_counts(self, index: int, changes: Iterable[Change]) -> None:
+        """Refuse a number that later micro-batches should have found, and may have read.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        if index == self._last_begun:
+            return
+        owners = {id(vars(part)): part for part in self._modules}
+        for target, name, then in changes:
+            now, owner = target.get(name), owners.get(id(target))
+            if not (_is_number(then) and _is_number(now)) or then == now:
+                continue
+            known = self._written.get((id(target), name))
+            has_later = known is not None and max(known.values) > index
+            if has_later or (owner is not None and _reads(type(owner), name)):
+                place = type(owner).__name__ if owner is not None else "an object of the model"
+                raise ConfigError(
+                    f"{place} changes its {name} from {then} to {now} after a block",
+                    why="the next micro-batch has begun by then, and would have read the new "
+                    "number in a plain loop",
+                    remedy="change it before the first block, or train with one micro-batch a step "
+                    "(gradient_accumulation_steps=1)",
+                )
 
     def snapshot(self) -> Bindings:
         """All that code outside the blocks may change."""
@@ -122,13 +156,16 @@ class OwnAttributes:
     def begin(self) -> None:
         """Its code outside the blocks starts, or goes on."""
         if self._book.is_needed:
+            self._book.begin(self._index)
             self.put()
             # In blocks too: some are given what they need as attributes (`block.mask = mask`).
             self._before = self._book.snapshot()
 
     def pause(self) -> None:
         """Its code outside the blocks waits for a block, or ends."""
-        self.note(bound_anew(self._before))
+        changes = bound_anew(self._before)
+        self._book.refuse_late_counts(self._index, changes)
+        self.note(changes)
         self._before = []
 
     def put(self) -> None:
@@ -145,6 +182,22 @@ class OwnAttributes:
         self.put()
         yield
         self._book.keep(self._index)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _reads(kind: type, name: Any) -> bool:
+    """Whether code of a class reads an attribute, other than to count it on (`self.n += 1`)."""
+    for _, function in inspect.getmembers(kind, inspect.isfunction):
+        found = list(dis.get_instructions(function))
+        for place, one in enumerate(found):
+            if one.opname == "LOAD_ATTR" and one.argval == name:
+                stored = [late for late in found[place : place + 8] if late.opname == "STORE_ATTR"]
+                if not stored or stored[0].argval != name:
+                    return True
+    return False
 
 
 def _mappings_in(modules: Iterable[torch.nn.Module]) -> list[_Values]:
