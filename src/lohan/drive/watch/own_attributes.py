@@ -108,12 +108,13 @@ class AttributeBook:
             now, owner = target.get(name), owners.get(id(target))
             if not (_is_number(then) and _is_number(now)) or then == now:
                 continue
+            if owner is None:
+                continue
+            is_counted, is_read = _counts(type(owner), name)
             known = self._written.get((id(target), name))
-            has_later = known is not None and max(known.values) > index
-            if has_later or (owner is not None and _reads(type(owner), name)):
-                place = type(owner).__name__ if owner is not None else "an object of the model"
+            if is_counted and (is_read or (known is not None and max(known.values) > index)):
                 raise ConfigError(
-                    f"{place} changes its {name} from {then} to {now} after a block",
+                    f"{type(owner).__name__} changes its {name} from {then} to {now} after a block",
                     why="the next micro-batch has begun by then, and would have read the new "
                     "number in a plain loop",
                     remedy="change it before the first block, or train with one micro-batch a step "
@@ -188,16 +189,21 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _reads(kind: type, name: Any) -> bool:
-    """Whether code of a class reads an attribute, other than to count it on (`self.n += 1`)."""
-    for _, function in inspect.getmembers(kind, inspect.isfunction):
+def _counts(kind: type, name: Any) -> tuple[bool, bool]:
+    """Whether code of a class counts an attribute (`self.n += 1`), and whether some of it reads the
+    attribute otherwise, unless that comes behind the count in one function."""
+    is_counted = is_read = False
+    own = [one for one in kind.__mro__ if one not in torch.nn.Module.__mro__]
+    for function in filter(inspect.isfunction, (it for one in own for it in vars(one).values())):
         found = list(dis.get_instructions(function))
         for place, one in enumerate(found):
             if one.opname == "LOAD_ATTR" and one.argval == name:
                 stored = [late for late in found[place : place + 8] if late.opname == "STORE_ATTR"]
-                if not stored or stored[0].argval != name:
-                    return True
-    return False
+                if stored and stored[0].argval == name:
+                    is_counted = True
+                    break
+                is_read = True
+    return is_counted, is_read
 
 
 def _mappings_in(modules: Iterable[torch.nn.Module]) -> list[_Values]:
