@@ -13,6 +13,7 @@ by `block_run` for what blocks assign, and by `passes` for its backward.
 
 import contextlib
 import dis
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -110,11 +111,12 @@ class AttributeBook:
                 continue
             if owner is None:
                 continue
-            is_counted, is_read = _counts(type(owner), name)
+            kind: Any = type(owner)
+            is_counted, is_read = _counts(kind, name)
             known = self._written.get((id(target), name))
             if is_counted and (is_read or (known is not None and max(known.values) > index)):
                 raise ConfigError(
-                    f"{type(owner).__name__} changes its {name} from {then} to {now} after a block",
+                    f"{kind.__name__} changes its {name} from {then} to {now} after a block",
                     why="the next micro-batch has begun by then, and would have read the new "
                     "number in a plain loop",
                     remedy="change it before the first block, or train with one micro-batch a step "
@@ -189,6 +191,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+@functools.lru_cache(maxsize=64)
 def _counts(kind: type, name: Any) -> tuple[bool, bool]:
     """Whether code of a class counts an attribute (`self.n += 1`), and whether some of it reads the
     attribute otherwise, unless that comes behind the count in one function."""
