@@ -185,9 +185,15 @@ def loss_shares(
     """Each micro-batch's share of the labels that count, or equal shares without labels."""
     if any(batch.get("labels") is None for batch in batches):
         return [1.0 / len(batches)] * len(batches)
-    skipped = 0 if _counts_first_label(model, batches[0], loss_fn) else 1
-    counts = [int((batch["labels"][..., skipped:] != IGNORED_LABEL).sum()) for batch in batches]
-    return [count / sum(counts) for count in counts]
+    with_first, without = (_shares([b["labels"][..., begin:] for b in batches]) for begin in (0, 1))
+    if with_first == without:
+        return with_first
+    return with_first if _counts_first_label(model, batches[0], loss_fn) else without
+
+
+def _shares(labels: Sequence[torch.Tensor]) -> list[float]:
+    counts = [int((one != IGNORED_LABEL).sum()) for one in labels]
+    return [count / max(1, sum(counts)) for count in counts]
 
 
 def _counts_first_label(model: nn.Module, batch: Mapping[str, Any], loss_fn: Loss | None) -> bool:
@@ -207,8 +213,9 @@ def _counts_first_label(model: nn.Module, batch: Mapping[str, Any], loss_fn: Los
     # A copy: a forward may change its model, and this one is no part of the training.
     tried = copy.deepcopy(model).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        losses = [float(loss_of(tried, {**batch, "labels": one}, loss_fn)) for one in tries]
-    return len(set(losses)) > 1
+        losses = (float(loss_of(tried, {**batch, "labels": one}, loss_fn)) for one in tries)
+        first = next(losses)
+        return any(loss != first for loss in losses)
 
 
 def _first_states(parameter: nn.Parameter) -> TensorStates:

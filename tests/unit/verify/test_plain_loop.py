@@ -93,8 +93,8 @@ def test_finding_out_about_labels_leaves_no_trace_in_the_model() -> None:
             return labels.float().mean()
 
     model = Counting()
-    labels = {"labels": torch.tensor([[1, 2, 3]])}
-    loss_shares(model, [labels, labels], None)
+    rows = [[1, 2, 3], [1, 2, -100]]
+    loss_shares(model, [{"labels": torch.tensor([row])} for row in rows], None)
     assert model.num_calls == 0
     assert not list(model.children())
 
