@@ -159,6 +159,23 @@ def test_nothing_of_a_step_stays_on_the_device(tmp_path: Path) -> None:
     assert len(set(found[1:])) == 1, found
 
 
+def test_memory_of_a_plan_is_given_back_before_the_next(tmp_path: Path) -> None:
+    """Defect M1: blocks cached in sizes of the old plan are holes in the new one."""
+    case = on_accelerator(model="llama_packed", choice=Choice.SWAP_TO_RAM)
+    model, batches = build(case), batches_of(case)[0]
+
+    def cached_bytes() -> int:
+        return torch.accelerator.memory_reserved() - torch.accelerator.memory_allocated()
+
+    with attach(case, model, optimizer_for(case, model), tmp_path) as engine:
+        engine.step(batches)
+        before_bytes = cached_bytes()
+        engine.prepare([*batches, *batches])
+        # A new batch of tokens is brought to the device, and is dropped again.
+        assert cached_bytes() < before_bytes // 10
+        engine.close(should_delete=True)
+
+
 def test_a_device_too_small_for_a_block_is_refused_before_a_step(tmp_path: Path) -> None:
     case = replace(on_accelerator(model="llama_packed"), gpu_bytes=16 << 10)
     model = build(case)

@@ -95,6 +95,8 @@ def load() -> None:
     torch._register_device_module(NAME, module)
     sys.modules[f"torch.{NAME}"] = module
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    # torch starts a thread for its backward passes in the first one, which nobody is to count.
+    torch.ones((), device=NAME, requires_grad=True).backward()
 
 
 def _device_module() -> types.ModuleType:
