@@ -30,6 +30,7 @@ _WHY = {
     f"{LEAST_RATE:,.0f} or more than {MOST_RATE:.0e} a second (was its unit left out?)",
     "_bytes": "a size is a whole number of bytes above zero and below 8 EiB",
     "_dollars": f"a price is a number of dollars from 0 to {_MOST_DOLLARS:.0e}",
+    "_seconds": "a time is a number of seconds above 0, and at most one",
     "_share": f"a share is a number from 0 to {_MOST_SHARE}, 1 being all",
     ".life": 'it is one of "stated", "wear counter" and "assumed"',
     "name": "a name is a text in quotes that is not empty",
@@ -54,6 +55,7 @@ Bytes = Annotated[int, Meta(ge=1, le=_MOST_BYTES, description=_WHY["_bytes"])]
 PerSecond = Annotated[float, Meta(ge=LEAST_RATE, le=MOST_RATE, description=_WHY["_per_second"])]
 Count = Annotated[int, Meta(ge=1, le=_MOST_OF_ONE_THING)]
 Dollars = Annotated[float, Meta(ge=0, le=_MOST_DOLLARS, description=_WHY["_dollars"])]
+Seconds = Annotated[float, Meta(gt=0, le=1, description=_WHY["_seconds"])]
 Share = Annotated[float, Meta(ge=0, le=_MOST_SHARE, description=_WHY["_share"])]
 
 

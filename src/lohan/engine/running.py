@@ -4,7 +4,6 @@ Owns their making in order and their end, after success and after failure. Used 
 """
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lohan.drive import SegmentedModel
@@ -19,14 +18,13 @@ from lohan.engine.planning.plan_run import PlannedRun
 from lohan.engine.run_setup import RunSetup
 from lohan.errors import NonFiniteGradients
 from lohan.lanes.activation_moves import SwappedActivations
-from lohan.lanes.executor import LaneExecutor
+from lohan.lanes.executor import LaneExecutor, OnFinish
 from lohan.lanes.gradient_moves import GradientMoves
 from lohan.lanes.memory import LeaseBook, RamMemory
 from lohan.lanes.updates import Updates
 from lohan.lanes.weight_map import map_weights
 from lohan.lanes.weight_moves import WeightMoves
 from lohan.schedule import RollingSchedule
-from lohan.schedule.task import Task
 from lohan.simulate import replay, settled_schedule, trace_of
 from lohan.store import StateStore, StoreCounters, SwapFile
 from lohan.trace import Recorder, Trace
@@ -101,7 +99,7 @@ def start_running(
     planned: PlannedRun,
     *,
     recorder: Recorder,
-    on_finish: Callable[[Task, float, float], None],
+    on_finish: OnFinish,
 ) -> RunningPlan:
     """Make everything a plan needs, and start its lanes. What fails half-way is undone.
 
@@ -118,7 +116,7 @@ def _start(
     setup: RunSetup,
     planned: PlannedRun,
     recorder: Recorder,
-    on_finish: Callable[[Task, float, float], None],
+    on_finish: OnFinish,
     undo: contextlib.ExitStack,
 ) -> RunningPlan:
     plan = planned.plan

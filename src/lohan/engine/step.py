@@ -35,6 +35,7 @@ from lohan.lanes.step_record import StepRecord, groups_by_name, looks_at_gradien
 from lohan.optimizer.torch_optimizer import AdamW, GroupRates
 from lohan.parallel.peers import in_turn
 from lohan.simulate.bottleneck import bottleneck_words
+from lohan.simulate.durations import Durations
 from lohan.simulate.learned import work_seconds
 from lohan.vocabulary import PoolName
 
@@ -81,15 +82,20 @@ def take_step(
     ended, planned = time.perf_counter(), running.planned
     seconds = ended - started
     ran, busy = books.load.end(ended)
-    books.predictions.learn(ran, seconds, planned)
-    work = work_seconds(ran, planned.machine, planned.plan.system.rates)
+    machine, rates = planned.machine, planned.plan.system.rates
+    # A device with a queue shows when it waited for the host; others are told by the plan.
+    launching = books.load.starved_seconds
+    if setup.device.queue is None:
+        launching = sum(Durations(machine, rates).launching(task) for task, _, _ in ran)
+    books.predictions.learn(ran, seconds, planned, launching)
+    work = work_seconds(ran, machine, rates)
     return StepResult.of(
         record,
         tuple(in_turn([own for own, _ in everybody])),
         tokens=sum(count for _, count in everybody),
         seconds=seconds,
         traffic=running.counters.since(traffic_before),
-        load=(busy, bottleneck_words(work, seconds, planned.machine)),
+        load=(busy, bottleneck_words(work, seconds, machine, launching)),
         predicted_seconds=predicted_seconds,
     )
 

@@ -22,6 +22,7 @@ from lohan.fields import (
     Dollars,
     Name,
     PerSecond,
+    Seconds,
     Share,
     check_fields,
     convert,
@@ -33,6 +34,8 @@ from lohan.units import format_bytes, format_rate
 
 T = TypeVar("T")
 FORMAT_VERSION = 1
+ASSUMED_LAUNCH_SECONDS = 25e-6
+"""Of a host that was not measured: what a step took per operator where `benchmarks/host.py` ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,9 @@ class Machine:
     peer_bytes_per_second: PerSecond | None = None
     """What one rank gets from the others, as it sends as much to them; None: through main memory,
     as fast as copies to the GPU are."""
+    operator_seconds: Seconds | None = None
+    """What the host needs to launch one operator of a step: Python, dispatch, the kernel's launch.
+    None: not measured, `ASSUMED_LAUNCH_SECONDS`."""
 
     def __post_init__(self) -> None:
         check_fields(self, "machine")
@@ -127,6 +133,22 @@ class Machine:
                 why="states that do not fit in RAM need at least one drive",
                 remedy="list one drive or more",
             )
+
+    @property
+    def launch_seconds(self) -> float:
+        """What the host needs to launch one operator, measured or assumed."""
+        return self.operator_seconds or ASSUMED_LAUNCH_SECONDS
+
+    def compute_seconds(self, device_seconds: float, num_launches: float) -> float:
+        """How long work takes that keeps the device so long and is launched as so many operators.
+
+        A GPU works while the host launches what comes next: the slower of the two counts. Where the
+        processor computes it does both, one after the other.
+        """
+        host_seconds = num_launches * self.launch_seconds
+        if self.gpu.is_processor:
+            return device_seconds + host_seconds
+        return max(device_seconds, host_seconds)
 
     @property
     def ssd_read_bytes_per_second(self) -> float:
@@ -253,8 +275,9 @@ class Machine:
         """Return the machine as JSON text; equal drives in a row are written once, with a count."""
         machine = {"version": FORMAT_VERSION, **to_builtins(self)}
         machine["gpu"]["flops_per_second_by_dtype"] = dict(self.gpu.flops_per_second_by_dtype)
-        if self.peer_bytes_per_second is None:
-            del machine["peer_bytes_per_second"]
+        for optional in ("peer_bytes_per_second", "operator_seconds"):
+            if machine[optional] is None:
+                del machine[optional]
         machine["ssds"] = [{"count": n, **to_builtins(ssd)} for ssd, n in _runs(self.ssds)]
         return json.dumps(machine, indent=2) + "\n"
 

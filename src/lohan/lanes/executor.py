@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from lohan.device.device import ComputeQueue
 from lohan.errors import HardwareError, LohanError, bug
@@ -35,7 +35,17 @@ from lohan.vocabulary import Lane, PoolName, TaskId
 
 Action = Callable[[Task], None]
 
+
+class OnFinish(Protocol):
+    """Told each task that ended, with start and end."""
+
+    def __call__(self, task: Task, start: float, end: float, *, is_starved: bool = False) -> None:
+        """`is_starved`: the device waited for the host to launch its work, to the end."""
+
+
 _NUM_STORY_SPANS = 10
+_STARVED_SHARE = 0.25
+"""Of a task's time: if the device is done so soon after the host, it had nothing left to do."""
 
 
 class LaneExecutor:
@@ -50,7 +60,7 @@ class LaneExecutor:
         driven: Lane = Lane.GPU,
         queue: ComputeQueue | None = None,
         recorder: Recorder | None = None,
-        on_finish: Callable[[Task, float, float], None] | None = None,
+        on_finish: OnFinish | None = None,
     ) -> None:
         """`actions` has one entry per lane with a thread; `driven` is run by the caller, on the
         device whose `queue` it is; see note "Running ahead".
@@ -174,7 +184,7 @@ class LaneExecutor:
             else:
                 done = ahead.end()
                 with self._lock:
-                    ahead.add(Launch(task, began, done))
+                    ahead.add(Launch(task, began, done, self._recorder.now()))
                     self._ready.launch(task)
                     self._has_launched.notify()
                     self._wake()
@@ -271,7 +281,8 @@ class LaneExecutor:
                 one = launched.first
             try:
                 began, ended = launched.wait(one)
-                self._finish(one.task, began, ended=ended)
+                is_starved = ended - one.launched_at < _STARVED_SHARE * (ended - began)
+                self._finish(one.task, began, ended=ended, is_starved=is_starved)
             except BaseException as error:
                 self._fail(error, one.task)
                 return
@@ -313,6 +324,7 @@ class LaneExecutor:
         before_seconds: float = 0.0,
         *,
         ended: float | None = None,
+        is_starved: bool = False,
     ) -> None:
         ended = self._recorder.now() if ended is None else ended
         action = task.action
@@ -329,7 +341,7 @@ class LaneExecutor:
             step=task.step,
         )
         if self._on_finish is not None:
-            self._on_finish(task, started - before_seconds, ended)
+            self._on_finish(task, started - before_seconds, ended, is_starved=is_starved)
         if self._give_back is not None:
             for lease in task.returns:
                 self._give_back(lease)

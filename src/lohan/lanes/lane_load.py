@@ -17,16 +17,20 @@ class LaneLoad:
         self._lock = threading.Lock()
         self._ran: list[TimedTask] = []
         self._began = 0.0
+        self.starved_seconds = 0.0
+        """Of tasks that the device was done with as soon as all of their work was launched."""
 
     def begin(self, now: float) -> None:
         """A step begins; what ended before it is no part of it."""
         with self._lock:
             self._ran = []
             self._began = now
+            self.starved_seconds = 0.0
 
-    def add(self, task: Task, start: float, end: float) -> None:
-        """A task has ended."""
+    def add(self, task: Task, start: float, end: float, *, is_starved: bool = False) -> None:
+        """A task has ended; `is_starved`: the device has waited for the host to launch it."""
         with self._lock:
+            self.starved_seconds += is_starved * (end - start)
             self._ran.append((task, start, end))
 
     def end(self, now: float) -> tuple[list[TimedTask], dict[str, float]]:

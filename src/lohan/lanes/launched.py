@@ -18,6 +18,8 @@ class Launch:
     task: Task
     began: Event
     done: Event
+    launched_at: float
+    """When the host was done with it, by the clock of the lanes."""
 
 
 class Launched:

@@ -1,16 +1,19 @@
 """How fast the device computes: a real transformer block, forward and backward, in bf16.
 
 Owns the block, its FLOPs and the choice of its size: as large as it takes for one pass to last a
-noticeable time, within the memory of the device. Also times the device's own memory. Called by
-`machine.py`. Letters: t tokens, w width of the model, f width of the feed-forward part, h heads.
+noticeable time, within the memory of the device. Also times the device's own memory, and how fast
+the host launches operators. Called by `machine.py`. Letters: t tokens, w width of the model, f
+width of the feed-forward part, h heads.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lohan.device import Device
 from lohan.errors import DoesNotFit, HardwareError
@@ -26,6 +29,7 @@ SIZES: tuple[tuple[int, int], ...] = (
     (2048, 4096),
     (4096, 8192),
 )
+_SMALLEST_SIZE = (8, 64)
 MEMORY_PIECE_BYTES = 128 * MIB
 
 
@@ -81,6 +85,8 @@ class ComputeFigures:
     """Bytes read and written in the device's own memory."""
     tokens: int
     width: int
+    launches: Figure | None = None
+    """Operators of a block that the host launches, as eager PyTorch has them."""
 
 
 def measure_compute(
@@ -124,7 +130,36 @@ def measure_compute(
         memory=memory,
         tokens=chosen[0],
         width=chosen[1],
+        launches=_measure_launches(device, seconds=seconds / 2, clock=clock),
     )
+
+
+class _Counting(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_operators = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.num_operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _measure_launches(device: Device, *, seconds: float, clock: Clock) -> Figure:
+    """A block so small that launching it is all there is to do."""
+    run = _pass_of(device, *_SMALLEST_SIZE)
+    with _Counting() as counting:
+        run()
+
+    def launch() -> float:
+        run()
+        return float(counting.num_operators)
+
+    launch()
+    return measure_rounds(launch, seconds=seconds, clock=clock)
 
 
 def _time_pass(device: Device, tokens: int, width: int, *, clock: Clock) -> float:

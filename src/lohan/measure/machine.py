@@ -49,6 +49,9 @@ _NUM_SAMPLES = 4 * NUM_ROUNDS
 _NUM_SAMPLES_TOGETHER = 2 * NUM_ROUNDS
 """Likewise, of all drives at once."""
 _PAGE_BYTES = 4096
+STEP_OVER_EAGER = 2.4
+"""Host time of a step over that of eager PyTorch, of which operators are measured: the middle of
+what `benchmarks/host.py` says. A run that the host holds up learns its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +181,13 @@ def _num_stages(
     return len(parts) + (3 if is_sustained else 2) * num_drives + (len(reports) > 1)
 
 
+def _operator_seconds(compute: ComputeFigures) -> float | None:
+    """What a step needs to launch an operator; None of a profile that does not have it."""
+    if compute.launches is None:
+        return None
+    return min(1.0, STEP_OVER_EAGER / compute.launches.per_second)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measurement:
     """One run over all parts."""
@@ -227,6 +237,7 @@ class _Measurement:
             ssds=with_room(ssds_of(drives, facts), self.reports),
             ssd_path=path_of(drives, together, ram_copies),
             host_price_dollars=0,
+            operator_seconds=_operator_seconds(compute),
         )
         return MeasuredMachine(
             machine=machine,

@@ -150,6 +150,11 @@ class BlockShape:
         return Growth.total(operator.backward_flops for operator in self.operators)
 
     @property
+    def num_launches(self) -> int:
+        """Operators of one forward pass, views included: what the host launches."""
+        return self.operators[-1].index + 1 if self.operators else 0
+
+    @property
     def saved_bytes(self) -> Growth:
         """Bytes of operator outputs that autograd keeps; the block's input is not one of them."""
         return Growth.total(operator.saved_bytes for operator in self.operators)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from lohan.hardware.machine import Machine
 from lohan.model.recompute import recomputation
 from lohan.model.shape import BlockShape, ModelShape
-from lohan.plan.cost import StepLoad, Traffic, step_load
+from lohan.plan.cost import BACKWARD_LAUNCHES, StepLoad, Traffic, step_load
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.plan.pools import trained_parameters
 from lohan.vocabulary import BlockId, Choice, TensorKind
@@ -25,6 +25,9 @@ class BlockCosts:
     forward_flops: int
     backward_flops: int
     recompute_flops: int
+    forward_launches: int
+    """Operators the host launches, of one micro-batch."""
+    recompute_launches: int
     input_bytes: int
     kept_bytes: int
     """Activations that stay on the GPU, inputs included."""
@@ -32,6 +35,11 @@ class BlockCosts:
     """Activations swapped to RAM and left there, inputs included."""
     to_ssd_bytes: int
     """Activations swapped through RAM to SSD, inputs included."""
+
+    @property
+    def backward_launches(self) -> int:
+        """Operators of the backward pass itself: about what autograd runs for them."""
+        return BACKWARD_LAUNCHES * self.forward_launches
 
     @property
     def swapped_bytes(self) -> int:
@@ -74,19 +82,21 @@ def block_costs(
         if choice is not Choice.RECOMPUTE:
             available.add(index)
     if shape.is_rest:
-        recompute = 0
+        recompute = num_again = 0
     elif skips_unneeded:
-        recompute = recomputation(shape, available).flops.at(batch, sequence)
+        again = recomputation(shape, available)
+        recompute, num_again = again.flops.at(batch, sequence), len(again.operators)
     else:
-        recompute = sum(
-            op.forward_flops.at(batch, sequence)
-            for op in shape.operators
-            if op.index not in available
-        )
+        left_out = [op for op in shape.operators if op.index not in available]
+        recompute = sum(op.forward_flops.at(batch, sequence) for op in left_out)
+        num_again = len(left_out)
     return BlockCosts(
         forward_flops=shape.forward_flops.at(batch, sequence),
         backward_flops=shape.backward_flops.at(batch, sequence),
         recompute_flops=recompute,
+        forward_launches=shape.num_launches,
+        # Views are run again with the operators they are of.
+        recompute_launches=shape.num_launches * num_again // max(1, len(shape.operators)),
         input_bytes=input_bytes,
         kept_bytes=bytes_by_choice[Choice.KEEP],
         to_ram_bytes=bytes_by_choice[Choice.SWAP_TO_RAM],
@@ -118,6 +128,7 @@ def traffic_of(plan: Plan) -> Traffic:
         forward_flops=sum(cost.forward_flops for cost in costs),
         backward_flops=sum(cost.backward_flops for cost in costs),
         recompute_flops=sum(cost.recompute_flops for cost in inner),
+        forward_launches=plan.num_micro_batches * sum(cost.forward_launches for cost in costs),
         num_parameters=sum(trained),
         swapped_bytes=sum(cost.swapped_bytes for cost in costs) * num_gpus,
         spilled_bytes=sum(cost.to_ssd_bytes for cost in costs) * num_gpus,

@@ -13,6 +13,10 @@ from lohan.hardware.machine import Machine
 OVERLAP_LOSS = 0.05
 """Share of a resource's time that shows although a longer one hides it, as the simulator has it."""
 
+BACKWARD_LAUNCHES = 2
+"""Operators of a backward pass per one of the forward pass. Counted: 1.9 (Llama, Qwen3), 1.3
+(GPT-2)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
@@ -36,6 +40,8 @@ class Traffic:
     """P16 bytes one pass copies to the GPUs."""
     gradient_spill_bytes: float = 0.0
     """G16 bytes that wait for the norm on SSD: written in the backward pass, read by updates."""
+    forward_launches: float = 0.0
+    """Operators the host launches for each GPU in the forward pass, over all micro-batches."""
 
 
 def stage_seconds(machine: Machine, traffic: Traffic, *, copy_interference: float = 0.0) -> float:
@@ -43,17 +49,17 @@ def stage_seconds(machine: Machine, traffic: Traffic, *, copy_interference: floa
 
     `copy_interference` is the share of the compute rate lost while activations are copied.
     """
-    flops = machine.gpu.flops_per_second
+    forward_compute, backward_compute = _compute_seconds(machine, traffic)
     read, write = machine.ssd_read_bytes_per_second, machine.ssd_write_bytes_per_second
     forward = max(
-        traffic.forward_flops / flops
+        forward_compute
         + copy_interference * traffic.swapped_bytes / machine.gpu_to_ram_bytes_per_second,
         traffic.swapped_bytes / machine.gpu_to_ram_bytes_per_second,
         traffic.weight_copy_bytes / machine.ram_to_gpu_bytes_per_second,
         traffic.weight_read_bytes / read + traffic.spilled_bytes / write,
     )
     backward = max(
-        (traffic.backward_flops + traffic.recompute_flops) / flops
+        backward_compute
         + copy_interference * traffic.swapped_bytes / machine.ram_to_gpu_bytes_per_second,
         traffic.weight_copy_bytes / machine.gpu_to_ram_bytes_per_second,
         (traffic.weight_copy_bytes + traffic.swapped_bytes) / machine.ram_to_gpu_bytes_per_second,
@@ -61,6 +67,16 @@ def stage_seconds(machine: Machine, traffic: Traffic, *, copy_interference: floa
         + traffic.state_written_bytes / write,
     )
     return forward + backward
+
+
+def _compute_seconds(machine: Machine, traffic: Traffic) -> tuple[float, float]:
+    """Of the forward and of the backward pass; what is run again counts as FLOPs alone."""
+    rate, launches = machine.gpu.flops_per_second, traffic.forward_launches
+    backward_flops = traffic.backward_flops + traffic.recompute_flops
+    return (
+        machine.compute_seconds(traffic.forward_flops / rate, launches),
+        machine.compute_seconds(backward_flops / rate, BACKWARD_LAUNCHES * launches),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +136,7 @@ def step_load(
     `clips`: every update waits for the norm, so it runs under the next forward pass. `ssd_rates`:
     what the machine's drives read and write together, for a search that asks a thousand times.
     """
-    gpu_flops = machine.gpu.flops_per_second
+    forward_compute, backward_compute = _compute_seconds(machine, traffic)
     up, down = machine.ram_to_gpu_bytes_per_second, machine.gpu_to_ram_bytes_per_second
     read, write = ssd_rates or ssd_rates_of(machine)
 
@@ -131,7 +147,7 @@ def step_load(
     gradients = traffic.gradient_spill_bytes
     cpu_seconds = traffic.num_parameters / machine.cpu_update_parameters_per_second
     forward = max(
-        traffic.forward_flops / gpu_flops,
+        forward_compute,
         traffic.weight_copy_bytes / up,
         traffic.swapped_bytes / down,
         traffic.spilled_bytes / write,
@@ -147,14 +163,13 @@ def step_load(
             ),
         )
     backward = max(
-        (traffic.backward_flops + traffic.recompute_flops) / gpu_flops,
+        backward_compute,
         (traffic.weight_copy_bytes + traffic.swapped_bytes) / up,
         traffic.weight_copy_bytes / down,
         drives(traffic.weight_read_bytes + traffic.spilled_bytes, gradients),
     )
     return StepLoad(
-        gpu_seconds=(traffic.forward_flops + traffic.backward_flops + traffic.recompute_flops)
-        / gpu_flops,
+        gpu_seconds=forward_compute + backward_compute,
         ram_to_gpu_seconds=(2 * traffic.weight_copy_bytes + traffic.swapped_bytes) / up,
         gpu_to_ram_seconds=(traffic.weight_copy_bytes + traffic.swapped_bytes) / down,
         ssd_seconds=drives(

@@ -94,7 +94,7 @@ class _StepBuilder:
             previous = self.writer.write(
                 Lane.GPU,
                 block,
-                Compute(ComputeKind.FORWARD, flops=self._costs[block].forward_flops),
+                self._compute(block, ComputeKind.FORWARD),
                 after=[*weights, *([previous] if previous is not None else [])],
                 returns=self._weight_lease(block, Pass.FORWARD),
                 of_pass=Pass.FORWARD,
@@ -118,7 +118,6 @@ class _StepBuilder:
         for block in self._blocks:
             self.updates.before_forward(block)
             weights = self._fetch_weights(block, Pass.FORWARD)
-            costs = self._costs[block]
             leases = self._activation_leases(block)
             # The head runs forward and backward in one go, so its weights stay for the backward.
             keeps_weights = block == self._head
@@ -126,7 +125,7 @@ class _StepBuilder:
             previous = self.writer.write(
                 Lane.GPU,
                 block,
-                Compute(ComputeKind.FORWARD, flops=costs.forward_flops),
+                self._compute(block, ComputeKind.FORWARD),
                 after=after,
                 leases=leases,
                 returns=() if keeps_weights else self._weight_lease(block, Pass.FORWARD),
@@ -156,7 +155,7 @@ class _StepBuilder:
                 previous = self.writer.write(
                     Lane.GPU,
                     block,
-                    Compute(ComputeKind.RECOMPUTE, flops=costs.recompute_flops),
+                    self._compute(block, ComputeKind.RECOMPUTE),
                     after=after,
                 )
                 after = [previous]
@@ -166,7 +165,7 @@ class _StepBuilder:
             previous = self.writer.write(
                 Lane.GPU,
                 block,
-                Compute(ComputeKind.BACKWARD, flops=costs.backward_flops),
+                self._compute(block, ComputeKind.BACKWARD),
                 after=after,
                 leases=self.updates.gradients_on_gpu(block),
                 returns=returned,
@@ -181,6 +180,16 @@ class _StepBuilder:
             self.updates.gradient_ready(*due.pop())
         self._last_compute = previous
         self.updates.backward_done(previous)
+
+    def _compute(self, block: BlockId, kind: ComputeKind) -> Compute:
+        """All micro-batches of a block in one pass."""
+        costs = self._costs[block]
+        flops, launches = {
+            ComputeKind.FORWARD: (costs.forward_flops, costs.forward_launches),
+            ComputeKind.RECOMPUTE: (costs.recompute_flops, costs.recompute_launches),
+            ComputeKind.BACKWARD: (costs.backward_flops, costs.backward_launches),
+        }[kind]
+        return Compute(kind, flops, num_launches=launches * self._plan.num_micro_batches)
 
     def _fetch_weights(self, block: BlockId, of_pass: Pass) -> list[TaskId]:
         """Bring P16 of a block to the GPU; returns what its compute must come after."""

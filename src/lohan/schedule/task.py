@@ -38,6 +38,8 @@ class Compute:
     num_parameters: int = 0
     touched_bytes: int = 0
     """GPU memory traffic beyond what the compute rate already covers."""
+    num_launches: int = 0
+    """Operators the host launches for it, over all micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)

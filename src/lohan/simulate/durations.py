@@ -47,6 +47,12 @@ class Durations:
             return task.fixed_seconds + self._of_move(action, task.lane)
         return task.fixed_seconds + self._of_compute(action, task.lane)
 
+    def launching(self, task: Task) -> float:
+        """Seconds the host launches operators for a task; they are part of its time."""
+        action = task.action
+        launches = action.num_launches if isinstance(action, Compute) else 0
+        return launches * self._machine.launch_seconds
+
     def _of_move(self, move: Move, lane: Lane) -> float:
         pageable = self._rates.activation_copy_bytes_per_second
         is_copy = lane in (Lane.GPU_TO_RAM, Lane.RAM_TO_GPU)
@@ -57,10 +63,11 @@ class Durations:
 
     def _of_compute(self, compute: Compute, lane: Lane) -> float:
         if lane is Lane.GPU:
-            return (
+            device_seconds = (
                 compute.flops * self._seconds_per_flop
                 + compute.touched_bytes * self._seconds_per_touched_byte
             )
+            return self._machine.compute_seconds(device_seconds, compute.num_launches)
         if compute.kind is ComputeKind.REDUCE:
             # Adding a 16-bit gradient touches 6 bytes where an update touches 28.
             return compute.num_parameters * self._seconds_per_update * 6 / 28

@@ -9,11 +9,12 @@ what ran, and when.
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lohan.hardware.machine import Machine
 from lohan.plan.system import DrivingRates
-from lohan.schedule.task import Move, Task
+from lohan.schedule.task import Compute, Move, Task
+from lohan.simulate.bottleneck import launching_is_all
 from lohan.simulate.durations import Durations
 from lohan.simulate.refine import (
     ObservedRate,
@@ -68,20 +69,42 @@ class LearnedDurations(Durations):
         return task.fixed_seconds + per_unit * _units(task)
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    ran: Sequence[TimedTask]
+    per_unit: Mapping[_Kind, float]
+    operator_seconds: float | None
+    """What launching an operator took, in a step that took so long because of that."""
+
+
 class LearnedTimes:
     """What the last steps have shown."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[Sequence[TimedTask], dict[_Kind, float]]] = deque(maxlen=NUM_STEPS)
+        self._steps: deque[_Step] = deque(maxlen=NUM_STEPS)
 
     @property
     def num_steps(self) -> int:
         """In the window."""
         return len(self._steps)
 
-    def add(self, ran: Sequence[TimedTask], machine: Machine, rates: DrivingRates) -> None:
-        """A step has ended in which these tasks ran to their end."""
+    def add(
+        self,
+        ran: Sequence[TimedTask],
+        machine: Machine,
+        rates: DrivingRates,
+        launch_seconds: float = 0.0,
+    ) -> None:
+        """A step has ended in which these tasks ran to their end.
+
+        `launch_seconds`: how long the GPU lane took only because the host launched its work.
+        """
         work = work_seconds(ran, machine, rates)
+        launches = sum(
+            task.action.num_launches for task, _, _ in ran if isinstance(task.action, Compute)
+        )
+        is_host = launching_is_all(launch_seconds, work[Lane.GPU]) and launches
+        operator_seconds = min(1.0, work[Lane.GPU] / launches) if is_host else None
         whole: dict[Lane, float] = defaultdict(float)
         seconds: dict[_Kind, float] = defaultdict(float)
         units: dict[_Kind, float] = defaultdict(float)
@@ -92,7 +115,7 @@ class LearnedTimes:
             units[_kind(task)] += _units(task)
         share = {lane: work[lane] / took if took else 1.0 for lane, took in whole.items()}
         per_unit = {kind: share[kind[0]] * took / units[kind] for kind, took in seconds.items()}
-        self._steps.append((ran, per_unit))
+        self._steps.append(_Step(ran, per_unit, operator_seconds))
 
     def clear(self) -> None:
         """Forget all steps: tasks are others from now on."""
@@ -101,8 +124,8 @@ class LearnedTimes:
     def durations(self, machine: Machine, rates: DrivingRates) -> LearnedDurations:
         """The median of every kind of task; `machine` says what no step has shown."""
         found: dict[_Kind, list[float]] = defaultdict(list)
-        for _, per_unit in self._steps:
-            for kind, seconds in per_unit.items():
+        for step in self._steps:
+            for kind, seconds in step.per_unit.items():
                 found[kind].append(seconds)
         # Of two middle ones the faster: steps are slowed down by others, never sped up.
         medians = {kind: statistics.median_low(seconds) for kind, seconds in found.items()}
@@ -111,9 +134,13 @@ class LearnedTimes:
     def machine(self, machine: Machine, rates: DrivingRates) -> Machine:
         """The machine with the median of what its lanes reached in each step."""
         found: dict[Lane, list[ObservedRate]] = defaultdict(list)
-        for ran, _ in self._steps:
-            for one in observed_rates(machine, ran, rates):
-                found[one.lane].append(one)
+        slow_host = [step.operator_seconds for step in self._steps if step.operator_seconds]
+        if slow_host:
+            machine = replace(machine, operator_seconds=statistics.median_low(slow_host))
+        for step in self._steps:
+            for one in observed_rates(machine, step.ran, rates):
+                if one.lane is not Lane.GPU or step.operator_seconds is None:
+                    found[one.lane].append(one)
         for seen in found.values():
             middle = statistics.median_high(one.observed_per_second for one in seen)
             machine = with_rate(machine, replace(seen[0], observed_per_second=middle))

@@ -60,8 +60,12 @@ def observed_rates(
     """
     # What shares a link does so whether or not its own rate can be told.
     busy = busy_lanes(ran)
-    timed = [one for one in ran if _is_timed(one[0], rates)]
     durations = Durations(machine, rates)
+    timed = [
+        one
+        for one in ran
+        if _is_timed(one[0], rates) and not _is_launching(one[0], machine, durations)
+    ]
     found = (
         _observe(
             lane, [one for one in timed if one[0].lane is lane], busy, machine, rates, durations
@@ -111,6 +115,13 @@ def _is_timed(task: Task, rates: DrivingRates) -> bool:
     return action.kind is ComputeKind.UPDATE and action.num_parameters > 0
 
 
+def _is_launching(task: Task, machine: Machine, durations: Durations) -> bool:
+    """Whether a GPU waits for the host all along, so that its time says nothing about its rate."""
+    if machine.gpu.is_processor or task.lane is not Lane.GPU:
+        return False
+    return durations.of(task) <= task.fixed_seconds + durations.launching(task)
+
+
 def _observe(
     lane: Lane,
     ran: Sequence[TimedTask],
@@ -127,8 +138,11 @@ def _observe(
     took_seconds -= math.fsum(task.fixed_seconds for task, _, _ in ran)
     tasks = [replace(task, fixed_seconds=0.0) for task, _, _ in ran]
     if lane is Lane.GPU:
-        # The rate of the GPU's own memory is not in question: its part of the time is set aside.
+        # The rate of the GPU's own memory is not in question, nor is the host's: their parts of
+        # the time are set aside.
         took_seconds -= math.fsum(durations.of(_touching(task)) for task in tasks)
+        if machine.gpu.is_processor:
+            took_seconds -= math.fsum(map(durations.launching, tasks))
         tasks = [_computing(task) for task in tasks]
         if took_seconds < _LEAST_COMPUTE_SHARE * whole_seconds:
             return None  # What is left is the error of that rate.
@@ -169,12 +183,12 @@ def lost_seconds(
 
 def _computing(task: Task) -> Task:
     assert isinstance(task.action, Compute)
-    return replace(task, action=replace(task.action, touched_bytes=0))
+    return replace(task, action=replace(task.action, touched_bytes=0, num_launches=0))
 
 
 def _touching(task: Task) -> Task:
     assert isinstance(task.action, Compute)
-    return replace(task, action=replace(task.action, flops=0))
+    return replace(task, action=replace(task.action, flops=0, num_launches=0))
 
 
 def _rate_of(machine: Machine, lane: Lane) -> float:

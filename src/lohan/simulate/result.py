@@ -29,6 +29,8 @@ class SimulatedStep:
     model_flops: int
     """FLOPs the model itself needs: forward and backward, nothing recomputed, all GPUs."""
     busy_seconds: Mapping[Lane, float]
+    launch_seconds: float
+    """How long the host launches work for each GPU."""
     roofline_seconds: float
     roofline_resource: str
     read_bytes: int
@@ -93,6 +95,7 @@ class SimulatedStep:
             "paper_tflops": self.paper_tflops,
             "model_tflops": self.model_tflops,
             "busy_share": {lane.value: self.busy_share(lane) for lane in self.busy_seconds},
+            "launch_seconds": self.launch_seconds,
             "roofline_seconds": self.roofline_seconds,
             "roofline_share": self.roofline_share,
             "roofline_resource": self.roofline_resource,

@@ -105,12 +105,13 @@ def read_off(
     alone = dict.fromkeys(Lane, 0.0)
     begin, turn, end, after = _boundaries(schedule, times)
     moved = dict.fromkeys(schedule.lanes, 0)
+    launching = sum(map(durations.launching, tasks))
     for task in tasks:
         # How long lanes work when nothing waits or contends. A fixed cost is the system's own.
         alone[task.lane] += durations.of(task) - task.fixed_seconds
         if isinstance(task.action, Move):
             moved[task.lane] += task.action.nbytes
-    resource, roofline = busiest_resource(alone, machine)
+    resource, roofline = busiest_resource(alone, machine, launching)
     # Updates may still fall behind after a few steps; in the long run nothing beats the roofline.
     step_seconds = max(after - begin, roofline)
     return SimulatedStep(
@@ -126,6 +127,7 @@ def read_off(
         nominal_parameters=plan.shape.nominal_parameters or plan.shape.num_parameters,
         model_flops=_model_flops(plan),
         busy_seconds={lane: alone[lane] for lane in schedule.lanes},
+        launch_seconds=launching,
         roofline_seconds=roofline,
         roofline_resource=resource,
         read_bytes=moved.get(Lane.SSD_READ, 0),
@@ -135,7 +137,7 @@ def read_off(
         peak_bytes=_peaks(schedule, times),
         endurance_bytes=machine.ssd_endurance_bytes,
         price_dollars=machine.price_dollars,
-        bottleneck=bottleneck_words(alone, step_seconds, machine),
+        bottleneck=bottleneck_words(alone, step_seconds, machine, launching),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from lohan.errors import HardwareError
 from lohan.lanes.executor import LaneExecutor
+from lohan.lanes.lane_load import LaneLoad
 from lohan.schedule.task import Compute, Lease, Move, Pool, Task
 from lohan.trace import Recorder
 from lohan.vocabulary import BlockId, ComputeKind, Lane, PoolName, TaskId, TensorKind, Tier
@@ -117,18 +118,40 @@ def test_room_is_there_when_the_device_is_done() -> None:
 
 def test_times_are_the_devices_own() -> None:
     queue, ran = HandQueue(), list[tuple[int, float]]()
+    load = LaneLoad()
+
+    def finished(done: Task, start: float, end: float, *, is_starved: bool = False) -> None:
+        ran.append((done.id, round(end - start, 6)))
+        load.add(done, start, end, is_starved=is_starved)
+
     tasks = [task(0, Lane.GPU), task(1, Lane.GPU, 0)]
     with LaneExecutor(
         {},
         queue=queue,
         recorder=Recorder(),
-        on_finish=lambda done, start, end: ran.append((done.id, round(end - start, 6))),
+        on_finish=finished,
     ) as executor:
         executor.submit(tasks)
         launch(executor, *tasks)
         queue.finish()
         executor.wait_all()
     assert ran == [(0, 1.0), (1, 1.0)]  # a point each: one begins where the other ends
+    # By its clock the device took a second for each, which the host launched at once.
+    assert load.starved_seconds == 0
+
+
+def test_a_device_that_is_done_as_soon_as_work_is_launched_has_waited_for_the_host() -> None:
+    class QuickQueue(HandQueue):
+        def seconds_between(self, first: Any, second: Any) -> float:
+            return 1e-9 * super().seconds_between(first, second)
+
+    queue, load, only = QuickQueue(), LaneLoad(), task(0, Lane.GPU)
+    with LaneExecutor({}, queue=queue, recorder=Recorder(), on_finish=load.add) as executor:
+        executor.submit([only])
+        launch(executor, only)
+        queue.finish()
+        executor.wait_all()
+    assert 0 < load.starved_seconds < 1e-8
 
 
 def test_a_failure_of_the_device_is_told_with_the_first_task_it_may_be_of() -> None:

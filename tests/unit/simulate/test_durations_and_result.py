@@ -7,6 +7,8 @@ from lohan.plan import Workload, make_plan
 from lohan.plan.system import DrivingRates
 from lohan.schedule import Compute, Move, Task
 from lohan.simulate import read_off, replay, settled_schedule, simulate_plan
+from lohan.simulate.answers.advice import limit_sentence
+from lohan.simulate.bottleneck import with_remedy, without_shares
 from lohan.simulate.durations import Durations
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TaskId, TensorKind, Tier
 from support.hand_made import block, machine, model, operator
@@ -33,6 +35,40 @@ def test_a_task_takes_its_bytes_flops_or_parameters_over_the_rate() -> None:
     assert seconds(Lane.CPU, UPDATE) == pytest.approx(1)
     reduce = Compute(ComputeKind.REDUCE, num_parameters=28 * 10**8)
     assert seconds(Lane.CPU, reduce) == pytest.approx(0.6)
+
+
+def test_compute_takes_the_longer_of_device_and_host() -> None:
+    """A processor does both itself, one after the other."""
+    work = Compute(ComputeKind.FORWARD, flops=10**12, num_launches=300)
+    for operator_seconds, on_gpu, on_processor in ((1e-3, 1, 1.3), (1e-2, 3, 4)):
+        box = replace(machine(), operator_seconds=operator_seconds)
+        processor = replace(box, gpu=replace(box.gpu, is_processor=True))
+        for one, expected in ((box, on_gpu), (processor, on_processor)):
+            task = Task(TaskId(0), Lane.GPU, BlockId(0), 0, work)
+            durations = Durations(one, DrivingRates())
+            assert durations.of(task) == pytest.approx(expected)
+            assert durations.launching(task) == pytest.approx(300 * operator_seconds)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_a_host_that_launches_too_slowly_is_the_bottleneck_with_its_remedy(
+    num_micro_batches: int,
+) -> None:
+    shape = model(*[block(operator(0, gflop=1, mb=1), operator(9, gflop=1, mb=1))] * 4)
+    workload = Workload(batch=2, sequence=16, num_micro_batches=num_micro_batches)
+    fast, slow = (replace(machine(), operator_seconds=each) for each in (1e-9, 1e-2))
+    plan = make_plan("lohan+", slow, shape, workload)
+    step = simulate_plan(plan, slow)
+    # Ten operators of each block forward, twice as many backward, what is run again beside them.
+    least = 1e-2 * num_micro_batches * 4 * 10 * 3
+    assert least <= step.launch_seconds <= least * 4 / 3
+    assert step.step_seconds >= step.launch_seconds
+    assert step.bottleneck.startswith("launching work by the host")
+    assert "larger micro-batches" in with_remedy(step.bottleneck)
+    assert "larger micro-batches" in limit_sentence(without_shares(step.bottleneck), 1.0, [])
+    quick = simulate_plan(make_plan("lohan+", fast, shape, workload), fast)
+    assert quick.step_seconds < step.step_seconds
+    assert with_remedy(quick.bottleneck) == quick.bottleneck
 
 
 def test_a_system_may_reach_less_than_the_machine() -> None:

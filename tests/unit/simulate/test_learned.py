@@ -113,6 +113,22 @@ def test_the_machine_to_plan_for_has_the_median_rates_and_drives_may_be_faster()
     assert learned.machine(guess, plan.system.rates) == guess
 
 
+def test_a_slow_host_is_learned_as_such_and_not_as_a_slow_gpu() -> None:
+    guess = machine(ram_gb=0.5)
+    real = replace(guess, operator_seconds=0.5)
+    plan = make_plan("lohan+", real, SHAPE, Workload(batch=2, sequence=16))
+    rates, ran = plan.system.rates, step_on(plan, real)
+    learned = LearnedTimes()
+    learned.add(ran, guess, rates, launch_seconds=work_seconds(ran, guess, rates)[Lane.GPU])
+    found = learned.machine(guess, rates)
+    assert found.operator_seconds == pytest.approx(0.5, rel=0.01)
+    assert found.gpu == guess.gpu
+    # Without the device's word it counts as the GPU's rate: predictions are right either way.
+    learned.clear()
+    learned.add(ran, guess, rates)
+    assert learned.machine(guess, rates).gpu.flops_per_second < guess.gpu.flops_per_second
+
+
 @pytest.mark.parametrize("is_processor", [False, True])
 @pytest.mark.parametrize("policy", ["lohan", "lohan+"])
 def test_a_bottleneck_is_the_same_of_a_simulated_and_of_a_measured_step(

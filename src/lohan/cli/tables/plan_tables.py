@@ -14,6 +14,7 @@ from lohan.plan.run_cost import run_cost
 from lohan.plan.run_room import DriveRoom
 from lohan.simulate.answers.answer import Answer, RunTotals, totals_of
 from lohan.simulate.answers.batch_advice import advised
+from lohan.simulate.bottleneck import with_remedy
 from lohan.simulate.result import SimulatedStep
 from lohan.units import format_bytes, format_bytes_decimal, format_count, format_seconds
 from lohan.vocabulary import Tier
@@ -137,7 +138,13 @@ def show_step(step: SimulatedStep, run: RunTotals, machine: Machine, console: Co
     shown.add_row(
         "TFLOPS", f"{step.paper_tflops:.1f} by the paper's count, {step.model_tflops:.1f} of model"
     )
-    shown.add_row("bottleneck", step.bottleneck)
+    shown.add_row("bottleneck", with_remedy(step.bottleneck))
+    measured = "assumed" if machine.operator_seconds is None else "measured"
+    shown.add_row(
+        "host",
+        f"{format_seconds(step.launch_seconds)} of launching operators "
+        f"({format_seconds(machine.launch_seconds)} each, {measured})",
+    )
     shown.add_row(
         "share of the roofline",
         f"{step.roofline_share:.0%}: {step.roofline_resource} alone would take "

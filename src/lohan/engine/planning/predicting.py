@@ -59,12 +59,14 @@ class Predictions:
         """Seconds the step that begins should take, if anybody has asked for predictions."""
         return None if self._made is None else self.of(planned).step_seconds
 
-    def learn(self, ran: Sequence[TimedTask], seconds: float, planned: PlannedRun) -> None:
-        """A step has ended."""
+    def learn(
+        self, ran: Sequence[TimedTask], seconds: float, planned: PlannedRun, launch_seconds: float
+    ) -> None:
+        """A step has ended; the last as `LearnedTimes.add` takes it."""
         self._num_steps += 1
         self._steps_seconds += seconds
         if self._num_steps >= _FIRST_LEARNED_STEP:
-            self._times.add(ran, planned.machine, planned.plan.system.rates)
+            self._times.add(ran, planned.machine, planned.plan.system.rates, launch_seconds)
             self._is_stale = True
 
     def machine_to_plan_for(self, planned: PlannedRun) -> Machine | None:

@@ -38,6 +38,7 @@ class Chosen:
     """Last blocks whose activations stay on the GPU."""
     kept_bytes: int
     """GPU memory beside them that keeps what the other blocks would swap."""
+    num_micro_batches: int
 
     @property
     def swapped_bytes(self) -> int:
@@ -101,6 +102,11 @@ class Search:
     def backward_flops(self) -> int:
         """FLOPs of the backward pass of one GPU, nothing recomputed."""
         return self._flops("backward_flops")
+
+    @cached_property
+    def num_launches(self) -> int:
+        """Operators of the forward pass of one micro-batch."""
+        return sum(block.num_launches for block in self.blocks)
 
     @cached_property
     def orders(self) -> list[tuple[SwapStep, ...]]:
@@ -168,6 +174,7 @@ class Search:
                         point=point,
                         num_kept=num_kept,
                         kept_bytes=max(0, room),
+                        num_micro_batches=memory.num_micro_batches,
                     )
                 )
         return found
@@ -240,6 +247,7 @@ class Search:
         return Traffic(
             forward_flops=self.forward_flops,
             backward_flops=self.backward_flops,
+            forward_launches=chosen.num_micro_batches * self.num_launches,
             recompute_flops=chosen.point.recompute_flops,
             num_parameters=self.num_trained,
             swapped_bytes=swapped,

@@ -21,7 +21,13 @@ from lohan.simulate.answers.batch_advice import (
     simulated_by,
 )
 from lohan.simulate.answers.what_if import what_ifs
-from lohan.simulate.bottleneck import GPU_WORDS, PROCESSOR_WORDS, plain_limit
+from lohan.simulate.bottleneck import (
+    GPU_WORDS,
+    HOST_REMEDY,
+    HOST_WORDS,
+    PROCESSOR_WORDS,
+    plain_limit,
+)
 from lohan.simulate.choose import Judge, JudgedPlan
 from lohan.simulate.quick import quick_step
 from lohan.simulate.result import SimulatedStep
@@ -112,6 +118,8 @@ def limit_sentence(bottleneck: str, share: float, advice: Sequence[Advice] | Non
 
 
 def _help(names: str, advice: Sequence[Advice] | None) -> str:
+    if names == HOST_WORDS:
+        return HOST_REMEDY
     if names == PROCESSOR_WORDS:
         return "a GPU would help most"
     if advice:

@@ -16,6 +16,7 @@ from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.plan.run_room import DriveRoom
 from lohan.simulate.answers.advice import larger_batch
 from lohan.simulate.answers.batch_advice import BatchChoice
+from lohan.simulate.bottleneck import with_remedy
 from lohan.units import format_bytes, format_bytes_decimal, format_seconds
 from lohan.vocabulary import Choice, Tier
 
@@ -75,7 +76,7 @@ def plan_in_words(
         lines += [
             f"predicted: {format_seconds(prediction.step_seconds)} a step, "
             f"{prediction.tokens_per_second:,.1f} tokens/s; limit (what the step waits for): "
-            f"{prediction.bottleneck}" + (f"; {rates_note}" if rates_note else ""),
+            f"{with_remedy(prediction.bottleneck)}" + (f"; {rates_note}" if rates_note else ""),
             f"predicted for {num_steps:,} steps: {format_seconds(hours * 3600)}, "
             f"{format_bytes_decimal(written)} written to SSD"
             + (f" ({format_bytes_decimal(sealed)} by seals)" if sealed else "")

@@ -38,16 +38,16 @@ def test_predicting_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPa
     predictions, run = Predictions(), planned()
     predictions.of(run)
     for _ in range(10):
-        predictions.learn([], 1.0, run)
+        predictions.learn([], 1.0, run, 0.0)
         predictions.before_step(run)
     # The first steps are predicted whatever it costs; the first one taught nothing.
     assert num_made == [10]
     for _ in range(400):
-        predictions.learn([], 1.0, run)
+        predictions.learn([], 1.0, run, 0.0)
         predictions.before_step(run)
     assert num_made == [10]
     for _ in range(200):
-        predictions.learn([], 1.0, run)
+        predictions.learn([], 1.0, run, 0.0)
         predictions.before_step(run)
     assert 10 < num_made[0] <= 13
 
@@ -56,7 +56,7 @@ def test_another_plan_is_thought_of_after_few_steps_only() -> None:
     predictions, run = Predictions(), planned()
     due = []
     for step in range(1, 600):
-        predictions.learn([], 1.0, run)
+        predictions.learn([], 1.0, run, 0.0)
         if predictions.machine_to_plan_for(run) is not None:
             due.append(step)
     assert due == [4, 32, 256, 512]
