@@ -66,6 +66,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--ssd", action="append", required=True)
     parser.add_argument("--checkpointed", action="store_true")
+    parser.add_argument("--partitioned", action="store_true", help="never whole in memory")
     parser.add_argument("--fp32-products", action="store_true")
     args = parser.parse_args()
     join_alone()
@@ -77,15 +78,24 @@ def main() -> None:
 
     config = config_of(args.model, args.seq)
     deepspeed.init_distributed(dist_backend="gloo")
-    model = LlamaForCausalLM(config).to(torch.bfloat16).train()
-    with torch.no_grad():
-        for (_, values), parameter in zip(first_weights(model, 0), model.parameters(), strict=True):
-            parameter.copy_(values)
-    if args.checkpointed:
-        # The other kind of checkpointing trains wrongly with parameters on a drive.
-        model.gradient_checkpointing_enable({"use_reentrant": True})
     with tempfile.TemporaryDirectory(dir=args.ssd[0]) as folder:
         settings = settings_of(args, folder, config.vocab_size * config.hidden_size)
+        if args.partitioned:
+            with deepspeed.zero.Init(config_dict_or_path=settings, dtype=torch.bfloat16):
+                model = LlamaForCausalLM(config).train()
+        else:
+            model = LlamaForCausalLM(config).to(torch.bfloat16).train()
+        with torch.device("meta"):
+            values = first_weights(LlamaForCausalLM(config), 0)
+        with torch.no_grad():
+            for (_, value), parameter in zip(values, model.parameters(), strict=True):
+                with deepspeed.zero.GatheredParameters(
+                    [parameter], modifier_rank=0, enabled=args.partitioned
+                ):
+                    parameter.copy_(value)
+        if args.checkpointed:
+            # The other kind of checkpointing trains wrongly with parameters on a drive.
+            model.gradient_checkpointing_enable({"use_reentrant": True})
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=model.parameters(), config=settings
         )
