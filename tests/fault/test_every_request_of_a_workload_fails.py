@@ -46,8 +46,8 @@ def run_workload(engine: FaultEngine, directories: list[pathlib.Path]) -> None:
         for n, extent in enumerate(extents):
             with pool.lease() as buffer:
                 buffer.array()[:] = random_bytes(EXTENT, seed=n)
-                file.wait(file.start_write(extent, address=buffer.address, nbytes=EXTENT))
-        file.wait(file.start_flush())
+                file.start_write(extent, address=buffer.address, nbytes=EXTENT).wait()
+        file.start_flush().wait()
         buffers = [pool.lease() for _ in extents]
         try:
             tickets = [
@@ -55,7 +55,7 @@ def run_workload(engine: FaultEngine, directories: list[pathlib.Path]) -> None:
                 for e, b in zip(extents, buffers, strict=True)
             ]
             for n, (ticket, buffer) in enumerate(zip(tickets, buffers, strict=True)):
-                file.wait(ticket)
+                ticket.wait()
                 assert np.array_equal(buffer.array(), random_bytes(EXTENT, seed=n))
         finally:
             # Closing waits for what is in flight: only then may the buffers go back.
@@ -189,7 +189,7 @@ def test_any_result_of_the_kernel_at_any_block_is_judged(
                 for start, buffer in ((file.start_write, source), (file.start_read, target)):
                     ticket = start(extent, address=buffer.address, nbytes=nbytes)
                     tickets.append(ticket)
-                    error = file.settle(ticket)
+                    error = ticket.settle()
                     if error is not None:
                         failures.append(error)
                 for error in failures:
@@ -198,7 +198,7 @@ def test_any_result_of_the_kernel_at_any_block_is_judged(
                 assert [type(error) for error in failures] == ([expected] if expected else [])
                 if not expected:
                     assert np.array_equal(source.array(), target.array())
-                assert all(file.is_done(ticket) for ticket in tickets)
+                assert all(ticket.is_done() for ticket in tickets)
             counters = engine.counters(DriveId(0))
             assert counters.num_started == counters.num_finished
             assert counters.num_failed == len(failures)

@@ -16,7 +16,7 @@ from lohan.errors import (
     ShortTransfer,
     StorageError,
 )
-from lohan.ssd import BufferPool, NativeEngine, Operation, RunDirectories
+from lohan.ssd import BufferPool, IoEngine, Operation, RunDirectories
 from lohan.store import BlockState, CopiesInDoubt, Part, create_states
 from lohan.vocabulary import BlockId
 from support.fault_engine import Damage, Fail, Fault, FaultEngine, Shorten
@@ -51,8 +51,8 @@ def in_ram() -> Iterator[pathlib.Path]:
         yield pathlib.Path(root)
 
 
-def make_engine() -> NativeEngine:
-    return NativeEngine(is_uring=False)
+def make_engine() -> IoEngine:
+    return IoEngine(is_uring=False)
 
 
 def reopen_and_judge(directories: list[pathlib.Path], life: Life) -> None:
@@ -259,7 +259,7 @@ def test_a_failed_write_tears_its_block_only_and_the_store_refuses_to_seal(
             with pytest.raises(StorageError, match=r"\[0, 1056\) of M32 of block 1 \(second\)"):
                 store.finish_update(block)
             with pytest.raises(StorageError):
-                store.wait(ticket)
+                ticket.wait()
         with pytest.raises(CheckpointError, match="block second holds a mix of two steps: a write"):
             store.seal(step=1)
         with pytest.raises(CheckpointError):

@@ -144,7 +144,7 @@ def update(store: StateStore, block: BlockId, step: int, num_positions: int = GR
                 for part, buffer in zip(layout.trainable_parts, buffers, strict=True):
                     tickets.append(store.start_read(block, part, begin, end, buffer))
                 for part, read in zip(layout.trainable_parts, tuple(tickets), strict=True):
-                    store.wait(read)
+                    read.wait()
                     values = read.tensor().view(torch.uint8).numpy()
                     values[:] = next_bytes(values, step, part)
                     tickets.append(
@@ -153,10 +153,10 @@ def update(store: StateStore, block: BlockId, step: int, num_positions: int = GR
                         )
                     )
                 for ticket in tickets:
-                    store.wait(ticket)
+                    ticket.wait()
             finally:
                 for ticket in tickets:
-                    store.settle(ticket)
+                    ticket.settle()
                 for buffer in buffers:
                     pool.take_back(buffer)
         store.finish_update(block)
@@ -180,7 +180,7 @@ def contents(store: StateStore) -> PartBytes:
                 ticket = store.start_read(
                     BlockId(number), part, 0, block.num_positions(part), buffer
                 )
-                store.wait(ticket)
+                ticket.wait()
                 found[number, part] = ticket.tensor().view(torch.uint8).numpy().copy()
     pool.close()
     return found

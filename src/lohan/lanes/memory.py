@@ -18,14 +18,9 @@ from lohan.device.device import Device
 from lohan.device.memory import DeviceMemory
 from lohan.errors import HardwareError, bug
 from lohan.schedule.task import Lease
-from lohan.ssd import ALIGNMENT_BYTES, Buffer, BufferPool
+from lohan.ssd import Buffer, BufferPool, whole_pages
 from lohan.units import format_bytes
 from lohan.vocabulary import PoolName
-
-
-def whole_pages(nbytes: int) -> int:
-    """Bytes rounded up to what drives move directly."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def try_to_pin(

@@ -18,11 +18,11 @@ from lohan.lanes.gradient_moves import GradientMoves
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.step_record import KernelCall, StepRecord
 from lohan.lanes.weight_map import position_cuts
-from lohan.lanes.weight_moves import WeightMoves, over, wait_for
+from lohan.lanes.weight_moves import WeightMoves, over
 from lohan.optimizer import PlainState, SplitState, convert, update_plain, update_split
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import Part, StateStore, StoreTicket
+from lohan.store import Part, StateStore, StoreTicket, wait_for
 from lohan.vocabulary import BlockId, PoolName
 
 
@@ -92,7 +92,7 @@ class Updates:
                 )
         finally:
             try:
-                wait_for(self._store, tickets)
+                wait_for(tickets)
             finally:
                 self._gradients.finish_reads(spilled)
 
@@ -276,7 +276,7 @@ class Updates:
                     )
                 )
         finally:
-            wait_for(self._store, tickets)
+            wait_for(tickets)
         self._end_piece(block, step)
 
     def _end_piece(self, block: BlockId, step: int) -> None:

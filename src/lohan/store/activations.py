@@ -5,6 +5,8 @@ are the caller's: leased here in exact sizes against a budget, or its own. Which
 swapped is the plan's choice. Nothing here survives the process. Called by `lanes`.
 """
 
+import errno
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +15,21 @@ import torch
 
 from lohan.errors import StorageError, bug
 from lohan.ssd import (
-    ALIGNMENT_BYTES,
     CHUNK_BYTES,
     Buffer,
     BufferPool,
     DriveId,
     Extent,
     IoEngine,
-    Operation,
     Priority,
     RunDirectories,
+    StripedFile,
     StripedTicket,
+    add_drives,
+    whole_pages,
 )
-from lohan.store.files.counters import StoreCounters, Tally
-from lohan.store.files.rewording import named_error
-from lohan.store.files.scratch_file import make_scratch_file
-from lohan.store.files.tickets import RamBuffer, StoreTicket, checked_memory
+from lohan.ssd.stripe_files import file_name
+from lohan.store.files.tickets import RamBuffer, StoreCounters, StoreTicket, Tally, checked_memory
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId
 
@@ -53,7 +54,7 @@ class SwapKey:
 
 
 class SwapFile:
-    """Bytes by key. All methods: run on any thread; only `wait` and `close` may block.
+    """Bytes by key. All methods: any thread; only `close` and waiting for tickets may block.
 
     Args:
         capacity_bytes: SSD room for all outputs that are swapped at one time, in whole pages.
@@ -74,13 +75,15 @@ class SwapFile:
         weights: Sequence[float] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._file = make_scratch_file(
+        drives = add_drives(engine, run.paths) if drives is None else drives
+        _remove_leftover(run, engine, drives)
+        self._file = StripedFile.create(
             run,
-            ACTIVATIONS_NAME,
+            name=ACTIVATIONS_NAME,
             engine=engine,
-            drives=drives,
-            weights=weights,
             capacity_bytes=capacity_bytes,
+            weights=weights,
+            drives=drives,
             chunk_bytes=chunk_bytes,
         )
         self._pool = BufferPool(name="swapped activations", slot_bytes=1, num_slots=0)
@@ -106,7 +109,7 @@ class SwapFile:
         Raises:
             ScheduleError: the budget would be exceeded: the schedule frees buffers too late.
         """
-        rounded = _whole_pages(nbytes)
+        rounded = whole_pages(nbytes)
         with self._lock:
             held = self._pool.in_use_bytes
             if self._budget_bytes is not None and held + rounded > self._budget_bytes:
@@ -141,7 +144,7 @@ class SwapFile:
             OutOfSpace: the reserved room is used up.
             ScheduleError: the key is in use, or the memory too small.
         """
-        checked_memory(str(key), memory, offset_bytes, _whole_pages(nbytes))
+        checked_memory(str(key), memory, offset_bytes, whole_pages(nbytes))
         with self._lock:
             if key in self._extents:
                 raise bug(f"{key} was put twice")
@@ -153,12 +156,13 @@ class SwapFile:
                 address=memory.address + offset_bytes,
                 nbytes=extent.nbytes,
                 priority=priority,
+                what=str(key),
             )
         except BaseException:
             self.drop(key)
             raise
         self._tally.add(written_bytes=extent.nbytes)
-        return self._ticket(Operation.WRITE, key, memory, offset_bytes, extent, nbytes, striped)
+        return _ticket(key, memory, offset_bytes, nbytes, striped)
 
     def start_get(
         self,
@@ -182,30 +186,10 @@ class SwapFile:
             nbytes=extent.nbytes,
             priority=priority,
             should_verify=True,
+            what=str(key),
         )
         self._tally.add(read_bytes=extent.nbytes, verified_bytes=extent.nbytes)
-        return self._ticket(Operation.READ, key, memory, offset_bytes, extent, nbytes, striped)
-
-    def is_done(self, ticket: StoreTicket) -> bool:
-        """Whether `wait` would not block. May block: no."""
-        return ticket.striped is None or self._file.is_done(ticket.striped)
-
-    def wait(self, ticket: StoreTicket) -> None:
-        """Wait for a request. Twice is fine.
-
-        Raises:
-            StorageError: it failed, or what was read is not what was put.
-        """
-        error = self.settle(ticket)
-        if error is not None:
-            raise error
-
-    def settle(self, ticket: StoreTicket) -> StorageError | None:
-        """As `wait`, but gives the error back."""
-        if ticket.striped is None:
-            return None
-        error = self._file.settle(ticket.striped)
-        return named_error(error, ticket.what) if error is not None else None
+        return _ticket(key, memory, offset_bytes, nbytes, striped)
 
     def drop(self, key: SwapKey) -> None:
         """Forget an output; its requests must have been waited for. May block: no."""
@@ -229,28 +213,28 @@ class SwapFile:
             raise bug(f"{key} was asked for, but was never put, or was dropped")
         return self._extents[key]
 
-    def _ticket(
-        self,
-        operation: Operation,
-        key: SwapKey,
-        memory: RamBuffer,
-        offset_bytes: int,
-        extent: Extent,
-        nbytes: int,
-        striped: StripedTicket,
-    ) -> StoreTicket:
-        return StoreTicket(
-            what=str(key),
-            operation=operation,
-            memory=memory,
-            offset_bytes=offset_bytes,
-            nbytes=extent.nbytes,
-            num_elements=nbytes,
-            dtype=torch.uint8,
-            key=key,
-            striped=striped,
-        )
+
+def _ticket(
+    key: SwapKey, memory: RamBuffer, offset_bytes: int, nbytes: int, striped: StripedTicket
+) -> StoreTicket:
+    return StoreTicket(
+        memory=memory,
+        offset_bytes=offset_bytes,
+        num_elements=nbytes,
+        dtype=torch.uint8,
+        key=key,
+        striped=striped,
+    )
 
 
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def _remove_leftover(run: RunDirectories, engine: IoEngine, drives: Sequence[DriveId]) -> None:
+    """Remove what a killed process of the same run left."""
+    # The directories are this run's and locked, so the leftover is ours and nobody uses it.
+    for directory, drive in zip(run.paths, drives, strict=True):
+        for number in range(len(run.paths)):
+            path = os.path.join(directory, file_name(ACTIVATIONS_NAME, number))
+            try:
+                engine.remove_file(engine.open_file(path, drive=drive))
+            except StorageError as error:
+                if error.errno != errno.ENOENT:
+                    raise

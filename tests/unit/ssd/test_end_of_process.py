@@ -13,8 +13,8 @@ from support.ssd_engines import make_engine
 
 WAITING = """
 import errno, os, sys, threading
-from lohan.ssd import BufferPool, DriveSettings, NativeEngine, Priority
-engine = NativeEngine(is_uring=sys.argv[2] == "io_uring")
+from lohan.ssd import BufferPool, DriveSettings, IoEngine, Priority
+engine = IoEngine(is_uring=sys.argv[2] == "io_uring")
 drive = engine.add_drive(DriveSettings())
 file = engine.create_file(sys.argv[1], drive=drive)
 engine.resize(file, 1 << 20)

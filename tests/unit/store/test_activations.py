@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lohan.errors import Corrupt, OutOfSpace, ScheduleError, StorageError
-from lohan.ssd import NativeEngine, RunDirectories
+from lohan.ssd import IoEngine, RunDirectories
 from lohan.store import SwapFile, SwapKey
 from lohan.vocabulary import BlockId
 from support.fault_engine import Damage, Fail, FaultEngine
@@ -23,7 +23,7 @@ def key(step: int, number: int) -> SwapKey:
 
 @pytest.fixture
 def place(tmp_path: pathlib.Path):
-    engine = FaultEngine(NativeEngine(is_uring=False))
+    engine = FaultEngine(IoEngine(is_uring=False))
     run = RunDirectories.create(make_directories(tmp_path, 3), "a")
     yield run, engine
     run.close()
@@ -37,14 +37,14 @@ def test_outputs_come_back_and_their_room_is_used_again_every_step(place) -> Non
         for number, nbytes in enumerate(SIZES):
             buffer = store.lease(nbytes)
             buffer.array()[:nbytes] = random_bytes(nbytes, seed=step + number)
-            store.wait(store.start_put(key(step, number), buffer, nbytes))
+            store.start_put(key(step, number), buffer, nbytes).wait()
             store.take_back(buffer)
         assert store.ram_held_bytes == 0
         for number, nbytes in reversed(list(enumerate(SIZES))):
             buffer = store.lease(nbytes)
             ticket = store.start_get(key(step, number), buffer)
-            store.wait(ticket)
-            assert store.is_done(ticket)
+            ticket.wait()
+            assert ticket.is_done()
             found = ticket.tensor().numpy()
             assert np.array_equal(found, random_bytes(nbytes, seed=step + number))
             store.take_back(buffer)
@@ -74,7 +74,7 @@ def test_keys_and_room_are_checked(place) -> None:
         store.start_get(key(0, 7), buffer)
     with pytest.raises(ScheduleError, match="page boundary"):
         store.start_put(key(0, 1), buffer, 8193)
-    store.wait(store.start_put(key(0, 1), buffer, 5000))
+    store.start_put(key(0, 1), buffer, 5000).wait()
     with pytest.raises(ScheduleError, match=r"output 1 of block 1 \(micro-batch 0, step 0\)"):
         store.start_put(key(0, 1), buffer, 1)
     with pytest.raises(OutOfSpace):
@@ -91,9 +91,9 @@ def test_a_failed_put_and_a_damaged_get_name_the_output(place) -> None:
     buffer = store.lease(4096)
     engine.faults = {1: Fail(errno=5), 3: Damage()}
     with pytest.raises(StorageError, match="output 1 of block 1"):
-        store.wait(store.start_put(key(0, 1), buffer, 4096))
+        store.start_put(key(0, 1), buffer, 4096).wait()
     store.drop(key(0, 1))
-    store.wait(store.start_put(key(0, 1), buffer, 4096))
+    store.start_put(key(0, 1), buffer, 4096).wait()
     with pytest.raises(Corrupt, match="output 1 of block 1"):
-        store.wait(store.start_get(key(0, 1), buffer))
+        store.start_get(key(0, 1), buffer).wait()
     store.close()

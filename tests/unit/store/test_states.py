@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError, Corrupt
-from lohan.ssd import NativeEngine, RunDirectories
+from lohan.ssd import IoEngine, RunDirectories
 from lohan.store import (
     GRAIN,
     BlockState,
@@ -39,7 +39,7 @@ B0, HEAD = BlockId(0), BlockId(2)
 
 @pytest.fixture
 def engine():
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError, DoesNotFit, ScheduleError
-from lohan.ssd import BufferPool, NativeEngine, RunDirectories
+from lohan.ssd import BufferPool, IoEngine, RunDirectories
 from lohan.store import (
     GRAIN,
     MIN_SCRATCH_BYTES,
@@ -36,7 +36,7 @@ B0, B1, HEAD = BlockId(0), BlockId(1), BlockId(2)
 
 @pytest.fixture
 def engine():
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 
@@ -50,7 +50,7 @@ def test_resident_parts_are_used_in_place_and_cause_no_traffic(tmp_path, engine)
         update_all(store, 1)
         ticket = store.start_read(B0, Part.M32, 0, GRAIN)
         assert ticket.striped is None
-        assert store.is_done(ticket)
+        assert ticket.is_done()
         assert ticket.tensor().dtype is torch.float32
         assert store.counters.written_bytes == store.counters.read_bytes == 0
         # Memory of the caller's is copied into the part.
@@ -60,7 +60,7 @@ def test_resident_parts_are_used_in_place_and_cause_no_traffic(tmp_path, engine)
             for part in layout.blocks[0].trainable_parts:
                 for begin, end in layout.blocks[0].chunks(GRAIN):
                     buffer.array()[:] = 7
-                    store.wait(store.start_write(B0, part, begin, end, buffer))
+                    store.start_write(B0, part, begin, end, buffer).wait()
         store.finish_update(B0)
         pool.close()
         assert (ticket.tensor().view(torch.uint8) == 7).all()

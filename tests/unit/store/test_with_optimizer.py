@@ -13,7 +13,7 @@ from lohan.drive.weights.parameter_views import ParameterLayout
 from lohan.optimizer import AdamWSettings, PlainState, SplitState, update_plain, update_split
 from lohan.optimizer.reference import adamw_elements
 from lohan.optimizer.settings import prepare_step
-from lohan.ssd import BufferPool, NativeEngine
+from lohan.ssd import BufferPool, IoEngine
 from lohan.store import (
     GRAIN,
     ComputeFormat,
@@ -54,7 +54,7 @@ def update_block(
                 for part, buffer in zip(layout.trainable_parts, buffers, strict=False)
             ]
             for read in reads:
-                store.wait(read)
+                read.wait()
             arrays = {name: read.tensor() for name, read in zip(names, reads, strict=True)}
             if "lo16" in arrays:
                 update_split(grad, SplitState(**arrays), settings=SETTINGS, step=step)
@@ -62,7 +62,7 @@ def update_block(
                 update_plain(grad, PlainState(**arrays), settings=SETTINGS, step=step)
             for part, read in zip(layout.trainable_parts, reads, strict=True):
                 where = {"offset_bytes": read.offset_bytes}
-                store.wait(store.start_write(block, part, begin, end, read.memory, **where))
+                store.start_write(block, part, begin, end, read.memory, **where).wait()
     store.finish_update(block)
 
 
@@ -85,7 +85,7 @@ def test_offloaded_steps_are_those_of_the_judge(
     v = {name: torch.zeros_like(value) for name, value in p.items()}
     directories = make_directories(tmp_path / "states", 2)
     pool = BufferPool(name="update", slot_bytes=4 * GRAIN, num_slots=4)
-    with contextlib.closing(NativeEngine(is_uring=False)) as engine:
+    with contextlib.closing(IoEngine(is_uring=False)) as engine:
         stores = contextlib.ExitStack()
         store = stores.enter_context(created(directories, layout, engine, RESIDENT))
         store.fill(p.items())

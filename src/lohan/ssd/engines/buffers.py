@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lohan import _native
 from lohan.errors import DoesNotFit, bug
-from lohan.ssd.engines.engine import ALIGNMENT_BYTES
+from lohan.ssd.engines.engine import whole_pages
 from lohan.units import MIB, format_bytes
 
 REGION_BYTES = 64 * MIB
@@ -93,7 +93,7 @@ class BufferPool:
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
         self._lock = threading.Lock()
-        self._stride_bytes = -(-slot_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._stride_bytes = whole_pages(slot_bytes)
         self._slots_per_region = max(1, region_bytes // self._stride_bytes)
         self._regions: list[_native.AlignedMemory] = []
         for first in range(0, num_slots, self._slots_per_region):

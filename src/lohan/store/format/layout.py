@@ -21,7 +21,7 @@ from msgspec import to_builtins
 
 from lohan.errors import CheckpointError, ConfigError, bug, nearest_names
 from lohan.fields import convert
-from lohan.ssd import ALIGNMENT_BYTES
+from lohan.ssd import whole_pages
 from lohan.ssd.layout import damaged_fields, refuse_other_version
 from lohan.store.format.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
 from lohan.vocabulary import BlockId
@@ -97,7 +97,7 @@ class BlockLayout:
         for entry in self.tensors:
             place = TensorPlace(entry=entry, begin=ends[entry.is_trainable])
             places.append(place)
-            ends[entry.is_trainable] = _round_up(place.end, TENSOR_ALIGNMENT)
+            ends[entry.is_trainable] = -(-place.end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         object.__setattr__(self, "places", tuple(places))
         object.__setattr__(self, "num_trainable", ends[True])
         object.__setattr__(self, "num_frozen", ends[False])
@@ -120,7 +120,7 @@ class BlockLayout:
 
     def part_bytes(self, part: Part) -> int:
         """Bytes of a part in whole pages: what its extent and its RAM buffer have."""
-        return _round_up(self.num_positions(part) * part.bytes_per_parameter, ALIGNMENT_BYTES)
+        return whole_pages(self.num_positions(part) * part.bytes_per_parameter)
 
     def byte_range(self, part: Part, begin: int, end: int) -> ByteRange:
         """Where positions [begin, end) of a part lie, in whole pages.
@@ -136,7 +136,7 @@ class BlockLayout:
                 f"has {length}; ranges begin and end at multiples of {GRAIN} or at its end"
             )
         offset_bytes = begin * part.bytes_per_parameter
-        end_bytes = _round_up(end * part.bytes_per_parameter, ALIGNMENT_BYTES)
+        end_bytes = whole_pages(end * part.bytes_per_parameter)
         return ByteRange(offset_bytes=offset_bytes, nbytes=end_bytes - offset_bytes)
 
     def chunk(self, begin: int, end: int) -> dict[Part, ByteRange]:
@@ -362,7 +362,3 @@ def _first_difference(saved: BlockLayout, wanted: BlockLayout) -> str:
         if old != now:
             return f"in block {wanted.name}: saved {old}, the model has {now}"
     return f"block {saved.name} is saved, the model has {wanted.name}"
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
