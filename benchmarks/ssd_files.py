@@ -54,8 +54,8 @@ class Stripes:
         self.size_bytes = -(-size_bytes // SIZE_STEP_BYTES) * SIZE_STEP_BYTES
         self.num_places = self.size_bytes // REQUEST_BYTES
         self.run = RunDirectories.create(directories, f"bench-{uuid.uuid4().hex[:8]}")
-        self.pool = BufferPool(name="bench", slot_bytes=REQUEST_BYTES, num_slots=NUM_REQUESTS)
-        self.buffers = [self.pool.lease() for _ in range(NUM_REQUESTS)]
+        self.pool = BufferPool("bench")
+        self.buffers = [self.pool.allocate(REQUEST_BYTES) for _ in range(NUM_REQUESTS)]
         for buffer in self.buffers:
             buffer.view[:] = os.urandom(MIB) * (REQUEST_BYTES // MIB)
         self.engine, self.reason = choose_engine()

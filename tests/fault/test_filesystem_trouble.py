@@ -83,8 +83,8 @@ def test_a_disk_that_fills_up_under_a_write_says_so(tmp_path: pathlib.Path, name
         engine = IoEngine(is_uring={name == "io_uring"})
         drive = engine.add_drive(DriveSettings())
         file = engine.create_file(str(place / "f"), drive=drive)
-        pool = BufferPool(name="p", slot_bytes=8 << 20, num_slots=1)
-        with pool.lease() as buffer:
+        pool = BufferPool("p")
+        with pool.allocate(8 << 20) as buffer:
             ticket = engine.start_write(file, 0, buffer.address, buffer.nbytes, Priority.WRITE_BACK)
             try:
                 engine.wait(ticket)
@@ -167,8 +167,8 @@ class Setup:
             drives=add_drives(self.engine, self.run.paths, [DriveSettings(block_bytes=PAGE)] * 2),
         )
         self.extent = self.file.allocate(8 * CHUNK)
-        self.pool = BufferPool(name="t", slot_bytes=8 * CHUNK, num_slots=1)
-        self.buffer = self.pool.lease()
+        self.pool = BufferPool("t")
+        self.buffer = self.pool.allocate(8 * CHUNK)
         self.buffer.array()[:] = random_bytes(8 * CHUNK)
         self.write()
 

@@ -250,11 +250,11 @@ def test_a_failed_write_tears_its_block_only_and_the_store_refuses_to_seal(
         store.seal(step=0)
         mirror = MirrorStates(contents(store))
         update_all(store, 1)
-        pool = BufferPool(name="test", slot_bytes=4 * 2048, num_slots=1)
+        pool = BufferPool("test")
         block = BlockId(1)
         store.begin_update(block)
         engine.faults = {engine.num_requests + 1: Fail(errno=errno.EIO)}
-        with pool.lease() as buffer:
+        with pool.allocate(4 * 2048) as buffer:
             ticket = store.start_write(block, Part.M32, 0, 1056, buffer)
             with pytest.raises(StorageError, match=r"\[0, 1056\) of M32 of block 1 \(second\)"):
                 store.finish_update(block)

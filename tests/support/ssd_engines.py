@@ -77,7 +77,7 @@ class Bench:
         self.file: IoFile = engine.create_file(path, drive=self.drive)
         if nbytes:
             engine.resize(self.file, nbytes)
-        self.pool = BufferPool(name="test", slot_bytes=PAGE, num_slots=0)
+        self.pool = BufferPool("test")
         self.buffers: list[Buffer] = []
 
     def buffer(self, nbytes: int, fill: npt.NDArray[np.uint8] | int = 0) -> Buffer:

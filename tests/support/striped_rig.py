@@ -28,9 +28,9 @@ class Rig:
         self.run = RunDirectories.create(directories, "unit")
         options = {"capacity_bytes": 16 * CHUNK, "chunk_bytes": CHUNK, **options}
         self.file = StripedFile.create(self.run, name="f", engine=engine, **options)  # type: ignore[arg-type]
-        self.pool = BufferPool(name="rig", slot_bytes=32 * CHUNK, num_slots=2)
-        self.source: Buffer = self.pool.lease()
-        self.target: Buffer = self.pool.lease()
+        self.pool = BufferPool("rig")
+        self.source: Buffer = self.pool.allocate(32 * CHUNK)
+        self.target: Buffer = self.pool.allocate(32 * CHUNK)
         self.source.array()[:] = random_bytes(32 * CHUNK)
 
     def write(self, extent: Extent, nbytes: int, offset_bytes: int = 0, seed: int = 0) -> None:

@@ -80,7 +80,7 @@ class RamMemory:
         self.budget_bytes = budget_bytes
         self._on_refused_pin = on_refused_pin
         self._device = device
-        self._pool = BufferPool(name="schedule buffers", slot_bytes=1, num_slots=0)
+        self._pool = BufferPool("schedule buffers")
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Buffer]] = {}
         self._in_use_bytes = 0

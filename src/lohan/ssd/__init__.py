@@ -23,8 +23,7 @@ from lohan.ssd.engines.engine import (
 )
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
 from lohan.ssd.runs.directory_check import DirectoryReport, check_directories, check_directory
-from lohan.ssd.runs.left_runs import RunPart, find_run_parts
-from lohan.ssd.runs.run_directory import RunDirectories
+from lohan.ssd.runs.run_directory import RunDirectories, RunPart, find_run_parts
 from lohan.ssd.stripe_files import add_drives
 from lohan.ssd.striped_file import StripedFile
 from lohan.ssd.striped_ticket import StripedTicket

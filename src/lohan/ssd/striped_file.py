@@ -172,12 +172,6 @@ class StripedFile:
         with self._lock:
             return self._allocator.extents
 
-    @property
-    def free_bytes(self) -> int:
-        """Reserved bytes in no extent."""
-        with self._lock:
-            return self._allocator.free_bytes
-
     def allocate(self, nbytes: int) -> Extent:
         """Take an extent of at least `nbytes`.
 

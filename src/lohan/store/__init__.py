@@ -7,13 +7,16 @@ from lohan.store.activations import SwapFile, SwapKey
 from lohan.store.files.tickets import RamBuffer, StoreCounters, StoreTicket, wait_for
 from lohan.store.format.layout import (
     GRAIN,
+    TRAINABLE_PARTS,
     BlockLayout,
     ByteRange,
+    ComputeFormat,
+    MasterFormat,
+    Part,
     StateLayout,
     TensorEntry,
     TensorPlace,
 )
-from lohan.store.format.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
 from lohan.store.format.residents import (
     MIN_SCRATCH_BYTES,
     SCRATCH_BYTES,

@@ -1,8 +1,8 @@
 """Swapped operator outputs: from a RAM buffer to SSD during forward, and back before backward.
 
 Owns the SSD room, reserved once and used anew every step, and where each output lies. The buffers
-are the caller's: leased here in exact sizes against a budget, or its own. Which outputs are
-swapped is the plan's choice. Nothing here survives the process. Called by `lanes`.
+are the caller's. Which outputs are swapped is the plan's choice. Nothing here survives the process.
+Called by `lanes`.
 """
 
 import errno
@@ -16,8 +16,6 @@ import torch
 from lohan.errors import StorageError, bug
 from lohan.ssd import (
     CHUNK_BYTES,
-    Buffer,
-    BufferPool,
     DriveId,
     Extent,
     IoEngine,
@@ -30,7 +28,6 @@ from lohan.ssd import (
 )
 from lohan.ssd.stripe_files import file_name
 from lohan.store.files.tickets import RamBuffer, StoreCounters, StoreTicket, Tally, checked_memory
-from lohan.units import format_bytes
 from lohan.vocabulary import BlockId
 
 ACTIVATIONS_NAME = "activations"
@@ -58,7 +55,6 @@ class SwapFile:
 
     Args:
         capacity_bytes: SSD room for all outputs that are swapped at one time, in whole pages.
-        ram_budget_bytes: what leased buffers may have together.
 
     Raises:
         OutOfSpace, StorageError: there is no room; nothing is left behind.
@@ -70,7 +66,6 @@ class SwapFile:
         *,
         engine: IoEngine,
         capacity_bytes: int,
-        ram_budget_bytes: int | None = None,
         drives: Sequence[DriveId] | None = None,
         weights: Sequence[float] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
@@ -86,46 +81,14 @@ class SwapFile:
             drives=drives,
             chunk_bytes=chunk_bytes,
         )
-        self._pool = BufferPool(name="swapped activations", slot_bytes=1, num_slots=0)
-        self._budget_bytes = ram_budget_bytes
         self._tally = Tally()
         self._lock = threading.Lock()
         self._extents: dict[SwapKey, tuple[Extent, int]] = {}
-        self._buffers: set[Buffer] = set()
-
-    @property
-    def ram_held_bytes(self) -> int:
-        """Bytes of the buffers that are out."""
-        return self._pool.in_use_bytes
 
     @property
     def counters(self) -> StoreCounters:
         """SSD traffic so far."""
         return self._tally.counters
-
-    def lease(self, nbytes: int) -> Buffer:
-        """A buffer of exactly `nbytes`, in whole pages; give it to `take_back`. May block: no.
-
-        Raises:
-            ScheduleError: the budget would be exceeded: the schedule frees buffers too late.
-        """
-        rounded = whole_pages(nbytes)
-        with self._lock:
-            held = self._pool.in_use_bytes
-            if self._budget_bytes is not None and held + rounded > self._budget_bytes:
-                raise bug(
-                    f"a buffer of {format_bytes(rounded)} for an activation was asked for with "
-                    f"{format_bytes(held)} of {format_bytes(self._budget_bytes)} in use"
-                )
-            buffer = self._pool.allocate(rounded)
-            self._buffers.add(buffer)
-            return buffer
-
-    def take_back(self, buffer: Buffer) -> None:
-        """End a lease."""
-        with self._lock:
-            self._pool.take_back(buffer)
-            self._buffers.discard(buffer)
 
     def start_put(
         self,
@@ -199,14 +162,10 @@ class SwapFile:
             del self._extents[key]
 
     def close(self) -> None:
-        """Finish what was started, delete the file, take all buffers back. Twice is fine."""
+        """Finish what was started and delete the file. Twice is fine."""
         self._file.close(should_delete=True)
         with self._lock:
-            for buffer in self._buffers:
-                self._pool.take_back(buffer)
-            self._buffers.clear()
             self._extents.clear()
-        self._pool.close()
 
     def _find(self, key: SwapKey) -> tuple[Extent, int]:
         if key not in self._extents:

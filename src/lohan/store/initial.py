@@ -22,11 +22,13 @@ from lohan.store.files.state_file import Home, StateFile
 from lohan.store.format.layout import (
     GRAIN,
     ByteRange,
+    ComputeFormat,
+    MasterFormat,
+    Part,
     StateLayout,
     TensorEntry,
     TensorPlace,
 )
-from lohan.store.format.parts import ComputeFormat, MasterFormat, Part
 from lohan.store.format.residents import Residents
 from lohan.vocabulary import BlockId
 

@@ -16,8 +16,7 @@ import torch
 from lohan import _native
 from lohan.ssd import ALIGNMENT_BYTES, Buffer
 from lohan.store.files.tickets import StoreTicket, wait_for
-from lohan.store.format.layout import GRAIN, TensorPlace
-from lohan.store.format.parts import ComputeFormat, MasterFormat, Part
+from lohan.store.format.layout import GRAIN, ComputeFormat, MasterFormat, Part, TensorPlace
 from lohan.vocabulary import BlockId
 
 if TYPE_CHECKING:

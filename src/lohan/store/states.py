@@ -25,8 +25,7 @@ from lohan.store.files.tickets import (
     dtype_of,
     wait_for,
 )
-from lohan.store.format.layout import ByteRange
-from lohan.store.format.parts import Part
+from lohan.store.format.layout import ByteRange, Part
 from lohan.store.format.residents import Residents
 from lohan.store.format.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.initial import Moments, fill_states, verify_fill
@@ -88,11 +87,6 @@ class StateStore:
         with self._lock:
             due = due_residents(self._residents, self._slots)
             return sum(buffer.nbytes for _, buffer in due)
-
-    @property
-    def ram_held_bytes(self) -> int:
-        """RAM leased now; never above the budget."""
-        return self._residents.held_bytes
 
     @property
     def ram_peak_bytes(self) -> int:

@@ -21,8 +21,8 @@ from lohan.ssd import BufferPool, IoEngine, RunDirectories, StripedFile
 engine = IoEngine(is_uring=sys.argv[2] == "io_uring")
 run = RunDirectories.create([sys.argv[1]], "forked")
 file = StripedFile.create(run, name="f", engine=engine, capacity_bytes=1 << 20)
-pool = BufferPool(name="p", slot_bytes=1 << 20, num_slots=1)
-buffer, extent = pool.lease(), file.allocate(1 << 20)
+pool = BufferPool("p")
+buffer, extent = pool.allocate(1 << 20), file.allocate(1 << 20)
 for attempt in range(1, 900):  # busy for about a second
     engine.replace_result(0, attempt, -errno.EAGAIN)
 ticket = file.start_write(extent, address=buffer.address, nbytes=1 << 20)

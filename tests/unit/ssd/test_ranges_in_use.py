@@ -44,8 +44,8 @@ class Place:
             chunk_bytes=CHUNK,
             drives=[self.drive] * 2,
         )
-        self.pool = BufferPool(name="place", slot_bytes=4 * CHUNK, num_slots=1)
-        self.buffer = self.pool.lease()
+        self.pool = BufferPool("place")
+        self.buffer = self.pool.allocate(4 * CHUNK)
 
     def close(self) -> None:
         self.file.close(should_delete=True)
@@ -124,7 +124,7 @@ def test_a_range_is_taken_before_its_request_is_started(tmp_path: pathlib.Path) 
     run = RunDirectories.create([tmp_path], "unit")
     file = StripedFile.create(run, name="f", engine=engine, capacity_bytes=CHUNK)
     extent = file.allocate(CHUNK)
-    with BufferPool(name="one", slot_bytes=CHUNK, num_slots=1).lease() as buffer:
+    with BufferPool("one").allocate(CHUNK) as buffer:
         tickets = []
         thread = threading.Thread(
             target=lambda: tickets.append(

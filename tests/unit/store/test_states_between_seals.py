@@ -72,9 +72,9 @@ def test_an_update_that_leaves_a_range_out_tears_the_block(tmp_path, engine) -> 
         store.fill(random_tensors(layout).items())
         store.seal(step=0)
         mirror = MirrorStates(contents(store))
-        pool = BufferPool(name="test", slot_bytes=4 * GRAIN, num_slots=1)
+        pool = BufferPool("test")
         store.begin_update(B0)
-        with pool.lease() as buffer:
+        with pool.allocate(4 * GRAIN) as buffer:
             store.start_write(B0, Part.P16, 0, GRAIN, buffer).wait()
             with pytest.raises(ScheduleError, match="written twice"):
                 store.start_write(B0, Part.P16, 0, GRAIN, buffer)
@@ -97,8 +97,11 @@ def test_an_update_that_leaves_a_range_out_tears_the_block(tmp_path, engine) -> 
 
 def test_frozen_parts_and_wrong_ranges_are_refused(tmp_path: pathlib.Path, engine) -> None:
     layout = small_layout()
-    pool = BufferPool(name="test", slot_bytes=8 * GRAIN, num_slots=1)
-    with created(make_directories(tmp_path, 1), layout, engine) as store, pool.lease() as buffer:
+    pool = BufferPool("test")
+    with (
+        created(make_directories(tmp_path, 1), layout, engine) as store,
+        pool.allocate(8 * GRAIN) as buffer,
+    ):
         store.fill(random_tensors(layout).items())
         store.begin_update(B1)
         with pytest.raises(ScheduleError, match="frozen parameters do not change"):
@@ -207,8 +210,11 @@ def test_a_seal_and_a_verification_take_turns_and_bar_updates_that_would_mix(
 def test_writes_belong_to_an_update_and_engines_that_are_closed_tear_it(tmp_path) -> None:
     layout = small_layout()
     engine = IoEngine(is_uring=False)
-    pool = BufferPool(name="test", slot_bytes=4 * GRAIN, num_slots=1)
-    with created(make_directories(tmp_path, 1), layout, engine) as store, pool.lease() as buffer:
+    pool = BufferPool("test")
+    with (
+        created(make_directories(tmp_path, 1), layout, engine) as store,
+        pool.allocate(4 * GRAIN) as buffer,
+    ):
         store.fill(random_tensors(layout).items())
         assert store.dtype_of(Part.P16) is torch.bfloat16
         with pytest.raises(ScheduleError, match="between begin_update and its end"):

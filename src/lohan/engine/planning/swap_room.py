@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from lohan.errors import OutOfSpace
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import Plan
-from lohan.ssd import (
-    ALIGNMENT_BYTES,
-    CHUNK_BYTES,
-    DriveId,
-    IoEngine,
-    RunDirectories,
-    whole_pages,
-)
+from lohan.ssd import ALIGNMENT_BYTES, DriveId, IoEngine, RunDirectories, whole_pages
 from lohan.store import StateLayout, SwapFile
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId, Choice
@@ -58,7 +51,7 @@ def try_swap_room(
     engine: IoEngine,
     drives: Sequence[DriveId],
     weights: Sequence[float] | None,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int,
 ) -> None:
     """Reserve the room beside that of the states, which is held, and give it back. May block: yes.
 

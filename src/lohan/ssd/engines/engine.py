@@ -16,7 +16,7 @@ from typing import NewType
 
 from lohan import _native
 from lohan.errors import ConfigError, HardwareError, LohanError, StorageError, bug
-from lohan.ssd.engines.storage_errors import short_transfer, storage_error
+from lohan.ssd.engines.storage_errors import short_transfer, storage_error, storage_errors
 from lohan.units import MIB
 
 ALIGNMENT_BYTES = 4096
@@ -205,10 +205,8 @@ class IoEngine:
 
     def free_bytes(self, directory: str) -> int:
         """Space this user can still take there."""
-        try:
+        with storage_errors("a directory failed", directory):
             filesystem = os.statvfs(directory)
-        except OSError as error:
-            raise storage_error("a directory failed", error, path=directory) from None
         return filesystem.f_bavail * filesystem.f_frsize
 
     def file_bytes(self, file: IoFile) -> int:
@@ -225,10 +223,8 @@ class IoEngine:
         descriptor = self._descriptor(file)
         before = os.fstat(descriptor).st_size
         if nbytes <= before:
-            try:
+            with storage_errors("a file kept its size", file.path):
                 os.ftruncate(descriptor, nbytes)
-            except OSError as error:
-                raise storage_error("a file kept its size", error, path=file.path) from None
             return
         if number := _native.reserve_space(descriptor, before, nbytes):
             # What was gained is given back, so that a refusal leaves nothing behind.
@@ -386,7 +382,7 @@ def open_descriptor(path: str, flags: int) -> tuple[int, Access]:
         StorageError: the file cannot be opened either way.
     """
     flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
+    with storage_errors("a file could not be opened", path):
         try:
             return os.open(path, flags | os.O_DIRECT, 0o600), Access.DIRECT
         except OSError as error:
@@ -396,8 +392,6 @@ def open_descriptor(path: str, flags: int) -> tuple[int, Access]:
             if flags & os.O_EXCL and os.path.exists(path):
                 flags &= ~os.O_EXCL
             return os.open(path, flags, 0o600), Access.BUFFERED
-    except OSError as error:
-        raise storage_error("a file could not be opened", error, path=path) from None
 
 
 def _own_ticket(ticket: object) -> Ticket:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from lohan.errors import StorageError
 from lohan.ssd import Extent, Priority, StripedFile, StripedTicket
 from lohan.store.files.tickets import Tally
-from lohan.store.format.layout import ByteRange, StateLayout
-from lohan.store.format.parts import Part
+from lohan.store.format.layout import ByteRange, Part, StateLayout
 from lohan.store.format.slots import SlotCount
 from lohan.vocabulary import BlockId
 

@@ -13,7 +13,7 @@ import torch
 
 from lohan.errors import StorageError, bug
 from lohan.ssd import ALIGNMENT_BYTES, StripedTicket, whole_pages
-from lohan.store.format.parts import ComputeFormat, Part
+from lohan.store.format.layout import ComputeFormat, Part
 
 
 class RamBuffer(Protocol):

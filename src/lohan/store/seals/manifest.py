@@ -7,10 +7,9 @@ opening them.
 """
 
 import contextlib
-import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +20,10 @@ from lohan.errors import CheckpointError, ConfigError, StorageError
 from lohan.fields import convert
 from lohan.ssd import Extent, StripeLayout
 from lohan.ssd.checksums import ALGORITHM, checksum_memory
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error, storage_errors
 from lohan.ssd.layout import StripeFile, damaged_fields
 from lohan.store.files.state_file import STATES_NAME, Home, checksum_pieces, home_of, homes
-from lohan.store.format.layout import LayoutFile, StateLayout
-from lohan.store.format.parts import Part
+from lohan.store.format.layout import LayoutFile, Part, StateLayout
 from lohan.store.format.slots import SlotCount
 from lohan.vocabulary import BlockId
 
@@ -276,15 +274,6 @@ def remove_manifests(directories: Sequence[str]) -> None:
                 os.unlink(os.path.join(directory, name))
 
 
-@contextlib.contextmanager
-def storage_errors(what: str, path: str) -> Iterator[None]:
-    """Tell the refusals of the operating system as errors of lohan."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(what, error.errno or errno.EIO, path=path) from None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundManifest:
     """The newest whole manifest, and what is wrong with other copies."""
@@ -315,9 +304,7 @@ def find_manifest(directories: Sequence[str], run_id: str) -> FoundManifest:
         except (CheckpointError, UnicodeDecodeError) as error:
             remarks[directory] = f"{path} is damaged ({error})"
         except OSError as error:
-            raise storage_error(
-                "a manifest could not be read", error.errno or errno.EIO, path=path
-            ) from None
+            raise storage_error("a manifest could not be read", error, path=path) from None
     if not found:
         raise CheckpointError(
             f"run {run_id} has no sealed state: {'; '.join(remarks.values())}",

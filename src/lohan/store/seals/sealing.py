@@ -14,6 +14,7 @@ from typing import Any
 from lohan.durable_files import sync_directory
 from lohan.errors import CheckpointError, ConfigError, RankLost, bug
 from lohan.ssd import Buffer, RunDirectories, StripedTicket
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.store.files.state_file import Home, StateFile, home_of
 from lohan.store.files.tickets import wait_for
 from lohan.store.format.layout import ByteRange
@@ -25,7 +26,6 @@ from lohan.store.seals.manifest import (
     remove_manifests,
     replace_manifests,
     sealed_homes,
-    storage_errors,
 )
 from lohan.vocabulary import BlockId
 

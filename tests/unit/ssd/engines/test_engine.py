@@ -290,7 +290,7 @@ def test_a_size_beyond_the_address_space_never_becomes_a_small_mapping(nbytes: i
         _native.AlignedMemory(nbytes, False)
     for too_much in (nbytes, 2**64, 2**80):
         with pytest.raises(DoesNotFit, match="Cannot allocate memory"):
-            BufferPool(name="vast", slot_bytes=too_much, num_slots=1)
+            BufferPool("vast").allocate(too_much)
 
 
 def test_memory_of_no_bytes_is_refused() -> None:
