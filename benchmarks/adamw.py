@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lohan import _native
-from lohan.optimizer import AdamWSettings, SplitState, update_split
+from lohan.optimizer import AdamWSettings, SplitState, update_states
 
 BYTES_PER_PARAM = 26
 """Read G16 2, P16 2, LO16 2, M32 4, V32 4; write all but G16."""
@@ -54,7 +54,7 @@ class SplitRun:
     def update(self, num_threads: int) -> None:
         """One step of the kernel."""
         self.num_steps += 1
-        update_split(
+        update_states(
             self.grad,
             self.state,
             settings=self.settings,

@@ -12,21 +12,21 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from lohan.ssd import (
     Access,
     BufferPool,
     DriveSettings,
     Extent,
-    NativeEngine,
+    IoEngine,
     RunDirectories,
     StripedFile,
     StripedTicket,
     add_drives,
     choose_engine,
 )
-from lohan.ssd.striped_record import StripedRecord
 from lohan.units import GB, MIB
 
 REQUEST_BYTES = 32 * MIB
@@ -54,20 +54,20 @@ class Stripes:
         self.size_bytes = -(-size_bytes // SIZE_STEP_BYTES) * SIZE_STEP_BYTES
         self.num_places = self.size_bytes // REQUEST_BYTES
         self.run = RunDirectories.create(directories, f"bench-{uuid.uuid4().hex[:8]}")
-        self.pool = BufferPool(name="bench", slot_bytes=REQUEST_BYTES, num_slots=NUM_REQUESTS)
-        self.buffers = [self.pool.lease() for _ in range(NUM_REQUESTS)]
+        self.pool = BufferPool("bench")
+        self.buffers = [self.pool.allocate(REQUEST_BYTES) for _ in range(NUM_REQUESTS)]
         for buffer in self.buffers:
             buffer.view[:] = os.urandom(MIB) * (REQUEST_BYTES // MIB)
         self.engine, self.reason = choose_engine()
-        self._record: StripedRecord | None = None
+        self._saved: dict[str, Any] | None = None
 
     @contextlib.contextmanager
     def opened(
-        self, engine: NativeEngine, settings: DriveSettings, *, should_checksum: bool = False
+        self, engine: IoEngine, settings: DriveSettings, *, should_checksum: bool = False
     ) -> Iterator[tuple[StripedFile, Extent]]:
         """The file through an engine, with these limits of its drive."""
         count = len(self.directories)
-        if self._record is None:
+        if self._saved is None:
             file = StripedFile.create(
                 self.run,
                 name="bench",
@@ -77,11 +77,21 @@ class Stripes:
                 should_checksum=should_checksum,
             )
             file.allocate(self.size_bytes)
-            self._record = file.record()
+            self._saved = {
+                "name": file.name,
+                "layout": file.layout,
+                "extents": file.extents,
+                "checksums": file.checksums.stretches(),
+            }
         else:
-            record = replace(self._record, should_checksum=should_checksum)
             drives = add_drives(engine, self.run.paths, [settings] * count)
-            file = StripedFile.attach(self.run, record, engine=engine, drives=drives)
+            file = StripedFile.attach(
+                self.run,
+                engine=engine,
+                drives=drives,
+                should_checksum=should_checksum,
+                **self._saved,
+            )
         try:
             yield file, file.extents[0]
         finally:
@@ -103,7 +113,7 @@ class Stripes:
         """
         if is_uring is None:
             is_uring = self.engine.name == "io_uring"
-        engine = NativeEngine(is_uring=is_uring)
+        engine = IoEngine(is_uring=is_uring)
         try:
             with self.opened(engine, settings, should_checksum=should_checksum) as (file, extent):
                 return self._transfer(file, extent, operation, seconds, num_ahead)
@@ -124,7 +134,7 @@ class Stripes:
         number = 0
         while time.perf_counter() - started < seconds or number < num_ahead:
             if number >= num_ahead:
-                file.wait(tickets[number - num_ahead])
+                tickets[number - num_ahead].wait()
             # Further ahead than there are buffers, reads share them: nobody looks at the bytes.
             buffer = self.buffers[number % NUM_REQUESTS]
             place = number % num_places
@@ -144,7 +154,7 @@ class Stripes:
             )
             number += 1
         for ticket in tickets[-num_ahead:]:
-            file.wait(ticket)
+            ticket.wait()
         elapsed = time.perf_counter() - started
         moved = number * REQUEST_BYTES
         cpu_seconds = time.process_time() - cpu_started
@@ -155,15 +165,13 @@ class Stripes:
         started = time.perf_counter()
         with self.opened(self.engine, DriveSettings()) as (file, extent):
             for place in range(self.num_places):
-                file.wait(
-                    file.start_write(
-                        extent,
-                        address=self.buffers[0].address,
-                        nbytes=REQUEST_BYTES,
-                        offset_bytes=place * REQUEST_BYTES,
-                    )
-                )
-            file.wait(file.start_flush())
+                file.start_write(
+                    extent,
+                    address=self.buffers[0].address,
+                    nbytes=REQUEST_BYTES,
+                    offset_bytes=place * REQUEST_BYTES,
+                ).wait()
+            file.start_flush().wait()
             self.paths = file.paths
             self.accesses: tuple[Access, ...] = file.accesses
         return self.size_bytes / (time.perf_counter() - started)
@@ -212,8 +220,8 @@ class Stripes:
 
     def close(self) -> None:
         """Delete the files."""
-        if self._record is not None:
-            file = StripedFile.attach(self.run, self._record, engine=self.engine)
+        if self._saved is not None:
+            file = StripedFile.attach(self.run, engine=self.engine, **self._saved)
             file.close(should_delete=True)
         self.run.close(should_delete=True)
         for buffer in self.buffers:

@@ -20,7 +20,6 @@ ORDER = [
     {"vocabulary", "errors", "_native"},
     {
         "units",
-        "whole_file",
         "durable_files",
         "working_folder",
         "matrix_tiles",
@@ -74,7 +73,7 @@ WITHOUT_TORCH = [
     "units",
     "errors",
     "fields",
-    "whole_file",
+    "durable_files",
     "matrix_tiles",
     "trace",
     "hardware",

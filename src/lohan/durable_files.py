@@ -1,20 +1,25 @@
-"""Small files that are there whole or not at all, also after a power cut.
+"""Files and folders that are there whole or not at all, also after a power cut.
 
-Owns the order of write, fsync and rename. Used for everything a resume relies on; such files are
-private to the user.
+Owns the order of write, fsync and rename, and permissions. Used for everything a resume relies on
+(such files are private to the user), and for every file that commands were told to write.
 """
 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import pathlib
 import shutil
+import tempfile
 from typing import Any
+
+from lohan.errors import ConfigError
 
 # Of Linux: paths are relative to the working directory; two names are swapped.
 _HERE, _EXCHANGE = -100, 2
+_ENDING = ".lohan-partial"
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -80,8 +85,7 @@ def sync_tree(path: pathlib.Path) -> None:
     """Make all files of a directory and below durable, with their names. May block: yes."""
     for folder, _, names in os.walk(path):
         for name in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                os.fsync(file.fileno())
+            _sync(os.path.join(folder, name))
         sync_directory(pathlib.Path(folder))
 
 
@@ -132,3 +136,52 @@ def _sync(path: str | os.PathLike[str], flags: int = 0) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_text(path: pathlib.Path, text: str, *, is_private: bool = False) -> None:
+    """Write a file that a user asked for, whole or not at all; private: for the user alone.
+
+    What must outlive a power cut is written by `write_text`.
+
+    Raises:
+        ConfigError: if it cannot be written; what was there before is then untouched.
+    """
+    partial = None
+    try:
+        # A link stays a link: the file it names is replaced.
+        path = path.resolve()
+        prefix = f".{path.name}."
+        _remove_left(path.parent, prefix)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=prefix, suffix=_ENDING, delete=False
+        ) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            partial = file.name
+            file.write(text)
+            file.flush()
+            if not is_private:
+                # A temporary file is private; what the user asked for gets the usual permissions.
+                mask = os.umask(0)
+                os.umask(mask)
+                os.chmod(partial, 0o666 & ~mask)
+            os.replace(partial, path)
+    except BaseException as error:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+        if not isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"{path} cannot be written",
+            why=error.strerror or str(error),
+            remedy="give a path in a writable directory with room",
+        ) from error
+
+
+def _remove_left(folder: pathlib.Path, prefix: str) -> None:
+    """Remove what writers that were killed left behind; one that still writes holds a lock."""
+    for name in os.listdir(folder):
+        if name.startswith(prefix) and name.endswith(_ENDING):
+            with contextlib.suppress(OSError), open(folder / name, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(folder / name)

@@ -18,10 +18,12 @@ Every message has three parts: what happened with the numbers, why it is a probl
 what only our own mistakes bring about, `bug` has the last two.
 """
 
+import copy
 import copyreg
 import difflib
 import os
 from collections.abc import Iterable
+from typing import Self
 
 
 class LohanError(Exception):
@@ -30,6 +32,15 @@ class LohanError(Exception):
     def __init__(self, what: str, *, why: str, remedy: str) -> None:
         self.what, self.why, self.remedy = what, why, remedy
         super().__init__(f"{what}: {why}. To fix it: {remedy}.")
+
+    def retold(
+        self, *, what: str | None = None, why: str | None = None, remedy: str | None = None
+    ) -> Self:
+        """The same error in other words; whatever else it knows stays as it is."""
+        told = copy.copy(self)
+        told.what, told.why, told.remedy = what or self.what, why or self.why, remedy or self.remedy
+        told.args = (f"{told.what}: {told.why}. To fix it: {told.remedy}.",)
+        return told
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling of exceptions.

@@ -16,7 +16,6 @@ RUN_NAME = "run.json"
 CONFIG_NAME = "lohan.yaml"
 _NAME = "_lohan"
 PRIVATE_MODE = 0o700
-_PRIVATE_MASK = 0o077
 
 
 def working_folder(out: pathlib.Path) -> pathlib.Path:
@@ -65,7 +64,7 @@ def private_files() -> Iterator[None]:
 
     It is the whole process's, so nothing that others are to read may be written meanwhile.
     """
-    before = os.umask(_PRIVATE_MASK)
+    before = os.umask(0o777 & ~PRIVATE_MODE)
     try:
         yield
     finally:

@@ -274,7 +274,7 @@ def test_real_process_shows_an_error_on_stderr_and_exits_with_2() -> None:
 def test_file_that_fails_while_written_leaves_the_old_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lohan.whole_file import write_text
+    from lohan.durable_files import replace_text
 
     path = tmp_path / "out"
     path.write_text("old")
@@ -284,7 +284,7 @@ def test_file_that_fails_while_written_leaves_the_old_one(
 
     monkeypatch.setattr("os.replace", full)
     with pytest.raises(ConfigError, match="No space left"):
-        write_text(path, "new")
+        replace_text(path, "new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     assert path.read_text() == "old"
 

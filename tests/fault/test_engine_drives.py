@@ -136,7 +136,7 @@ def test_a_drive_too_full_to_swap_to_is_told_and_loses_no_step(
             engine.step(steps[3])
             assert_states(states_of(engine), expected[4])
             told = Disturbed(run_id=engine.run_id, sealed=3)
-        assert not own._pinned._nbytes_at
+        assert not own._pinned
     go_on(case, tmp_path, told, expected)
 
 

@@ -31,7 +31,7 @@ SETTINGS = DriveSettings(max_requests=2, max_bytes=8 * PAGE, block_bytes=2 * PAG
 def run_workload(engine: FaultEngine, directories: list[pathlib.Path]) -> None:
     """Write two extents over two drives, flush, read all back verified, write one again."""
     run = RunDirectories.create(directories, "faults")
-    pool = BufferPool(name="faults", slot_bytes=EXTENT, num_slots=4)
+    pool = BufferPool("faults")
     file = None
     try:
         file = StripedFile.create(
@@ -44,18 +44,18 @@ def run_workload(engine: FaultEngine, directories: list[pathlib.Path]) -> None:
         )
         extents = [file.allocate(EXTENT) for _ in range(2)]
         for n, extent in enumerate(extents):
-            with pool.lease() as buffer:
+            with pool.allocate(EXTENT) as buffer:
                 buffer.array()[:] = random_bytes(EXTENT, seed=n)
-                file.wait(file.start_write(extent, address=buffer.address, nbytes=EXTENT))
-        file.wait(file.start_flush())
-        buffers = [pool.lease() for _ in extents]
+                file.start_write(extent, address=buffer.address, nbytes=EXTENT).wait()
+        file.start_flush().wait()
+        buffers = [pool.allocate(EXTENT) for _ in extents]
         try:
             tickets = [
                 file.start_read(e, address=b.address, nbytes=EXTENT, should_verify=True)
                 for e, b in zip(extents, buffers, strict=True)
             ]
             for n, (ticket, buffer) in enumerate(zip(tickets, buffers, strict=True)):
-                file.wait(ticket)
+                ticket.wait()
                 assert np.array_equal(buffer.array(), random_bytes(EXTENT, seed=n))
         finally:
             # Closing waits for what is in flight: only then may the buffers go back.
@@ -171,7 +171,7 @@ def test_any_result_of_the_kernel_at_any_block_is_judged(
     for number in range(1, 2 * num_blocks + 1):
         with nothing_leaks():
             engine = make_engine(engine_name)
-            pool = BufferPool(name="blocks", slot_bytes=nbytes, num_slots=2)
+            pool = BufferPool("blocks")
             run = RunDirectories.create(roots[:1], "results")
             file = StripedFile.create(
                 run,
@@ -181,7 +181,7 @@ def test_any_result_of_the_kernel_at_any_block_is_judged(
                 drives=add_drives(engine, run.paths, [SETTINGS]),
             )
             extent = file.allocate(nbytes)
-            with pool.lease() as source, pool.lease() as target:
+            with pool.allocate(nbytes) as source, pool.allocate(nbytes) as target:
                 source.array()[:] = random_bytes(nbytes)
                 engine.replace_result(DriveId(0), number, result)  # type: ignore[attr-defined]
                 failures = []
@@ -189,7 +189,7 @@ def test_any_result_of_the_kernel_at_any_block_is_judged(
                 for start, buffer in ((file.start_write, source), (file.start_read, target)):
                     ticket = start(extent, address=buffer.address, nbytes=nbytes)
                     tickets.append(ticket)
-                    error = file.settle(ticket)
+                    error = ticket.settle()
                     if error is not None:
                         failures.append(error)
                 for error in failures:
@@ -198,7 +198,7 @@ def test_any_result_of_the_kernel_at_any_block_is_judged(
                 assert [type(error) for error in failures] == ([expected] if expected else [])
                 if not expected:
                     assert np.array_equal(source.array(), target.array())
-                assert all(file.is_done(ticket) for ticket in tickets)
+                assert all(ticket.is_done() for ticket in tickets)
             counters = engine.counters(DriveId(0))
             assert counters.num_started == counters.num_finished
             assert counters.num_failed == len(failures)
@@ -218,8 +218,8 @@ def test_a_drive_that_only_ever_says_try_again_fails_in_the_end(
     engine.resize(file, PAGE)
     for number in range(1, 1100):
         engine.replace_result(drive, number, -errno.EAGAIN)  # type: ignore[attr-defined]
-    pool = BufferPool(name="again", slot_bytes=PAGE, num_slots=1)
-    with pool.lease() as buffer:
+    pool = BufferPool("again")
+    with pool.allocate(PAGE) as buffer:
         ticket = engine.start_read(file, 0, buffer.address, PAGE, Priority.PREFETCH)
         with pytest.raises(StorageError) as caught:
             engine.wait(ticket)

@@ -80,11 +80,11 @@ def test_a_disk_that_fills_up_under_a_write_says_so(tmp_path: pathlib.Path, name
     run_in_private_mounts(
         f"""
         mount("-t", "tmpfs", "-o", "size=4m", "none")
-        engine = NativeEngine(is_uring={name == "io_uring"})
+        engine = IoEngine(is_uring={name == "io_uring"})
         drive = engine.add_drive(DriveSettings())
         file = engine.create_file(str(place / "f"), drive=drive)
-        pool = BufferPool(name="p", slot_bytes=8 << 20, num_slots=1)
-        with pool.lease() as buffer:
+        pool = BufferPool("p")
+        with pool.allocate(8 << 20) as buffer:
             ticket = engine.start_write(file, 0, buffer.address, buffer.nbytes, Priority.WRITE_BACK)
             try:
                 engine.wait(ticket)
@@ -167,14 +167,14 @@ class Setup:
             drives=add_drives(self.engine, self.run.paths, [DriveSettings(block_bytes=PAGE)] * 2),
         )
         self.extent = self.file.allocate(8 * CHUNK)
-        self.pool = BufferPool(name="t", slot_bytes=8 * CHUNK, num_slots=1)
-        self.buffer = self.pool.lease()
+        self.pool = BufferPool("t")
+        self.buffer = self.pool.allocate(8 * CHUNK)
         self.buffer.array()[:] = random_bytes(8 * CHUNK)
         self.write()
 
     def write(self) -> None:
         address, nbytes = self.buffer.address, self.buffer.nbytes
-        self.file.wait(self.file.start_write(self.extent, address=address, nbytes=nbytes))
+        self.file.start_write(self.extent, address=address, nbytes=nbytes).wait()
 
     def close(self) -> None:
         self.file.close(should_delete=True)
@@ -198,7 +198,7 @@ def test_a_file_cut_short_behind_our_back_is_named_with_its_numbers(setup: Setup
         setup.extent, address=setup.buffer.address, nbytes=setup.buffer.nbytes
     )
     with pytest.raises(ShortTransfer, match="something truncated it") as caught:
-        setup.file.wait(ticket)
+        ticket.wait()
     error = caught.value
     assert error.path == setup.file.paths[1]
     assert (error.offset_bytes, error.asked_bytes, error.got_bytes) == (CHUNK, CHUNK, PAGE)

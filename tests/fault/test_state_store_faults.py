@@ -16,7 +16,7 @@ from lohan.errors import (
     ShortTransfer,
     StorageError,
 )
-from lohan.ssd import BufferPool, NativeEngine, Operation, RunDirectories
+from lohan.ssd import BufferPool, IoEngine, Operation, RunDirectories
 from lohan.store import BlockState, CopiesInDoubt, Part, create_states
 from lohan.vocabulary import BlockId
 from support.fault_engine import Damage, Fail, Fault, FaultEngine, Shorten
@@ -51,8 +51,8 @@ def in_ram() -> Iterator[pathlib.Path]:
         yield pathlib.Path(root)
 
 
-def make_engine() -> NativeEngine:
-    return NativeEngine(is_uring=False)
+def make_engine() -> IoEngine:
+    return IoEngine(is_uring=False)
 
 
 def reopen_and_judge(directories: list[pathlib.Path], life: Life) -> None:
@@ -250,16 +250,16 @@ def test_a_failed_write_tears_its_block_only_and_the_store_refuses_to_seal(
         store.seal(step=0)
         mirror = MirrorStates(contents(store))
         update_all(store, 1)
-        pool = BufferPool(name="test", slot_bytes=4 * 2048, num_slots=1)
+        pool = BufferPool("test")
         block = BlockId(1)
         store.begin_update(block)
         engine.faults = {engine.num_requests + 1: Fail(errno=errno.EIO)}
-        with pool.lease() as buffer:
+        with pool.allocate(4 * 2048) as buffer:
             ticket = store.start_write(block, Part.M32, 0, 1056, buffer)
             with pytest.raises(StorageError, match=r"\[0, 1056\) of M32 of block 1 \(second\)"):
                 store.finish_update(block)
             with pytest.raises(StorageError):
-                store.wait(ticket)
+                ticket.wait()
         with pytest.raises(CheckpointError, match="block second holds a mix of two steps: a write"):
             store.seal(step=1)
         with pytest.raises(CheckpointError):

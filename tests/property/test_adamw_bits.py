@@ -14,8 +14,7 @@ from lohan.optimizer import (
     UpdateRange,
     prepare_step,
     reference,
-    update_plain,
-    update_split,
+    update_states,
 )
 from support.optimizer_arrays import assert_same_bits, misaligned, mixed_floats, split_state
 
@@ -134,7 +133,7 @@ def test_split_update_equals_the_reference(
     arrays = [misaligned(one, off) for one, off in zip((g, *state), offsets, strict=True)]
     for begin, end in chunks_of(rng, num_elements, num_cuts):
         grad, *parts = (one[begin:end] for one in arrays)
-        update_split(
+        update_states(
             grad,
             SplitState(**dict(zip(("p16", "lo16", "m32", "v32"), parts, strict=True))),
             settings=adamw,
@@ -180,7 +179,7 @@ def test_plain_update_equals_the_reference(
     p16 = None if p16_dtype is None else misaligned(torch.zeros_like(p).to(p16_dtype), offsets[4])
     for begin, end in chunks_of(rng, num_elements, num_cuts):
         part = slice(begin, end)
-        update_plain(
+        update_states(
             grad[part],
             PlainState(
                 p32=p32[part],
@@ -220,7 +219,7 @@ def test_a_thousand_steps_stay_equal_to_the_reference(isa):
         g = (g * 0.1).to(torch.bfloat16)
         scalars = prepare_step(adamw, step=step, num_elements=num_elements, grad_scale=0.9)
         expected = reference.adamw_split(g, *expected, scalars)
-        update_split(
+        update_states(
             g,
             SplitState(p16=got[0], lo16=got[1], m32=got[2], v32=got[3]),
             settings=adamw,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lohan.ssd import NativeEngine
+from lohan.ssd import IoEngine
 from lohan.store import GRAIN, Part, StateLayout, TensorEntry
 from lohan.store.format.layout import TENSOR_ALIGNMENT
 from lohan.store.format.slots import Ranges
@@ -108,7 +108,7 @@ def test_any_history_gives_the_bytes_of_the_judge(
     tensors = random_tensors(layout)
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         directories = make_directories(pathlib.Path(root), num_directories)
-        engine = stack.enter_context(contextlib.closing(NativeEngine(is_uring=False)))
+        engine = stack.enter_context(contextlib.closing(IoEngine(is_uring=False)))
         store = stack.enter_context(created(directories, layout, engine, residents()))
         store.fill(data.draw(st.permutations(sorted(tensors.items(), key=lambda item: item[0]))))
         for name, master in store.masters():
@@ -131,7 +131,7 @@ def test_any_history_gives_the_bytes_of_the_judge(
                     sealed = mirror.copy()
                 case "open":
                     stack.close()
-                    engine = stack.enter_context(contextlib.closing(NativeEngine(is_uring=False)))
+                    engine = stack.enter_context(contextlib.closing(IoEngine(is_uring=False)))
                     store = stack.enter_context(opened(directories, engine, residents()))
                     mirror = sealed.copy()
                 case "verify":

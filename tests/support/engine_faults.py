@@ -23,7 +23,7 @@ from lohan.device.emulated import EmulatedDevice
 from lohan.engine import engine as engine_module
 from lohan.engine.engine import Engine
 from lohan.engine.running import RunningPlan
-from lohan.ssd import IoEngine, NativeEngine
+from lohan.ssd import IoEngine
 from lohan.vocabulary import Choice
 from support.engine_runs import (
     EngineCase,
@@ -66,7 +66,7 @@ def make_device(name: str) -> Device:
 
 
 def threads_io() -> IoEngine:
-    return NativeEngine(is_uring=False)
+    return IoEngine(is_uring=False)
 
 
 def states_of(engine: Engine) -> States:

@@ -15,7 +15,6 @@ from lohan import _native
 from lohan.errors import StorageError
 from lohan.ssd import (
     ALIGNMENT_BYTES,
-    DriveCounters,
     DriveId,
     DriveSettings,
     IoEngine,
@@ -176,7 +175,7 @@ class FaultEngine:
         if ticket.error is not None:
             raise ticket.error
 
-    def counters(self, drive: DriveId) -> DriveCounters:
+    def counters(self, drive: DriveId) -> _native.DriveCounters:
         return self.inner.counters(drive)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from lohan.errors import CheckpointError
-from lohan.ssd import NativeEngine
+from lohan.ssd import IoEngine
 from support.power_cut import Countdown, VolatileEngine, counted_system_calls
 from support.sealing_workload import LAYOUT, POSITIONS, RESIDENT, Life
 from support.state_stores import (
@@ -34,8 +34,8 @@ from support.state_stores import (
 )
 
 
-def make_engine() -> NativeEngine:
-    return NativeEngine(is_uring=False)
+def make_engine() -> IoEngine:
+    return IoEngine(is_uring=False)
 
 
 def kill_self() -> None:

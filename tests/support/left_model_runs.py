@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lohan.ssd import NativeEngine, RunDirectories
+from lohan.ssd import IoEngine, RunDirectories
 from lohan.store import (
     MIN_SCRATCH_BYTES,
     ComputeFormat,
@@ -41,7 +41,7 @@ def leave_run(
         compute_format=compute_format,
     )
     run = RunDirectories.create(ssd, run_id)
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     try:
         with create_states(
             run, layout, engine=engine, chunk_bytes=CHUNK, scratch_bytes=MIN_SCRATCH_BYTES

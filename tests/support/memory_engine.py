@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from lohan.errors import ScheduleError, StorageError
 from lohan.ssd.engines.engine import (
     Access,
-    DriveCounters,
     DriveId,
     DriveSettings,
     IoFile,
@@ -43,6 +42,21 @@ class MemoryTicket:
 
     asked_bytes: int
     error: StorageError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCounters:
+    """As `_native.DriveCounters`."""
+
+    num_started: int
+    num_finished: int
+    num_failed: int
+    num_blocks: int
+    num_continued: int = 0
+    num_retried: int = 0
+    read_bytes: int
+    written_bytes: int
+    max_in_flight: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,11 +192,11 @@ class MemoryEngine:
         if error is not None:
             raise error
 
-    def counters(self, drive: DriveId) -> DriveCounters:
+    def counters(self, drive: DriveId) -> MemoryCounters:
         """What this drive has done so far."""
         with self._lock:
             counts = self._drives[drive].counts
-            return DriveCounters(
+            return MemoryCounters(
                 num_started=counts.num_started,
                 num_finished=counts.num_started,
                 num_failed=counts.num_failed,

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lohan.device import EmulatedDevice, EmulatedRates
-from lohan.device.accelerator import AcceleratorDevice
-from lohan.device.copy_ends import CopyEnds
+from lohan.device.accelerator import AcceleratorDevice, CopyEnds
 from lohan.device.memory import DeviceMemory
 from lohan.lanes.activation_moves import SwappedActivations
 from lohan.lanes.executor import LaneExecutor

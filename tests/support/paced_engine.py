@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lohan import _native
 from lohan.errors import ConfigError, ScheduleError
 from lohan.ssd.engines.engine import (
-    DriveCounters,
     DriveId,
     DriveSettings,
     IoEngine,
@@ -224,7 +224,7 @@ class PacedEngine:
             if seconds > 0:
                 self._sleep(min(seconds, _LONGEST_NAP_SECONDS))
 
-    def counters(self, drive: DriveId) -> DriveCounters:
+    def counters(self, drive: DriveId) -> _native.DriveCounters:
         """What this drive has done so far."""
         return self._inner.counters(drive)
 

@@ -124,7 +124,7 @@ class PlainEngine:
             rates = self.optimizer.rates()[self._group[name]]
             grad = parameter.grad.float().view(-1)
             scalars = prepare_step(
-                rates.settings,
+                rates,
                 step=self.num_steps,
                 num_elements=grad.numel(),
                 grad_scale=scale,

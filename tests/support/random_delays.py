@@ -22,7 +22,7 @@ from lohan.device.device import Device
 from lohan.device.emulated import EmulatedDevice, EmulatedRates
 from lohan.engine.driver import StepDriver
 from lohan.lanes.memory import RamMemory
-from lohan.ssd import Buffer, NativeEngine, Operation
+from lohan.ssd import Buffer, IoEngine, Operation
 from lohan.vocabulary import Choice
 from support.engine_runs import EngineCase
 from support.fault_engine import Delay, FaultEngine, FaultTicket
@@ -53,7 +53,7 @@ class LateEngine(FaultEngine):
     """Half of the requests begin only when they are waited for; reads are NaN until then."""
 
     def __init__(self, chance: Chance) -> None:
-        super().__init__(NativeEngine(is_uring=False))
+        super().__init__(IoEngine(is_uring=False))
         self._chance, self._numbering = chance, threading.Lock()
 
     def _start(self, operation: Operation, *rest: Any) -> FaultTicket:

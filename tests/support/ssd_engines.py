@@ -12,18 +12,18 @@ import numpy.typing as npt
 import pytest
 
 from lohan import _native
-from lohan.ssd import Buffer, BufferPool, DriveId, DriveSettings, IoEngine, IoFile, NativeEngine
+from lohan.ssd import Buffer, BufferPool, DriveId, DriveSettings, IoEngine, IoFile
 from support.memory_engine import MemoryEngine
 from support.paced_engine import LinkRates, PacedEngine
 
 PAGE = 4096
 
 MAKERS: dict[str, Callable[[], IoEngine]] = {
-    "io_uring": lambda: NativeEngine(is_uring=True),
-    "threads": lambda: NativeEngine(is_uring=False),
+    "io_uring": lambda: IoEngine(is_uring=True),
+    "threads": lambda: IoEngine(is_uring=False),
     "memory": MemoryEngine,
     "paced": lambda: PacedEngine(
-        NativeEngine(is_uring=False),
+        IoEngine(is_uring=False),
         LinkRates(read_bytes_per_second=1e11, write_bytes_per_second=1e11, is_duplex=False),
     ),
 }
@@ -77,7 +77,7 @@ class Bench:
         self.file: IoFile = engine.create_file(path, drive=self.drive)
         if nbytes:
             engine.resize(self.file, nbytes)
-        self.pool = BufferPool(name="test", slot_bytes=PAGE, num_slots=0)
+        self.pool = BufferPool("test")
         self.buffers: list[Buffer] = []
 
     def buffer(self, nbytes: int, fill: npt.NDArray[np.uint8] | int = 0) -> Buffer:

@@ -134,17 +134,17 @@ def next_bytes(old: npt.NDArray[np.uint8], step: int, part: Part) -> npt.NDArray
 def update(store: StateStore, block: BlockId, step: int, num_positions: int = GRAIN) -> None:
     """Update a block chunk by chunk: read the parts, change them in place, write them."""
     layout = store.layout.block(block)
-    pool = BufferPool(name="update", slot_bytes=4 * num_positions, num_slots=4)
+    pool = BufferPool("update")
     store.begin_update(block)
     try:
         for begin, end in layout.chunks(num_positions):
             tickets: list[StoreTicket] = []
-            buffers = [pool.lease() for _ in layout.trainable_parts]
+            buffers = [pool.allocate(4 * num_positions) for _ in layout.trainable_parts]
             try:
                 for part, buffer in zip(layout.trainable_parts, buffers, strict=True):
                     tickets.append(store.start_read(block, part, begin, end, buffer))
                 for part, read in zip(layout.trainable_parts, tuple(tickets), strict=True):
-                    store.wait(read)
+                    read.wait()
                     values = read.tensor().view(torch.uint8).numpy()
                     values[:] = next_bytes(values, step, part)
                     tickets.append(
@@ -153,10 +153,10 @@ def update(store: StateStore, block: BlockId, step: int, num_positions: int = GR
                         )
                     )
                 for ticket in tickets:
-                    store.wait(ticket)
+                    ticket.wait()
             finally:
                 for ticket in tickets:
-                    store.settle(ticket)
+                    ticket.settle()
                 for buffer in buffers:
                     pool.take_back(buffer)
         store.finish_update(block)
@@ -165,7 +165,7 @@ def update(store: StateStore, block: BlockId, step: int, num_positions: int = GR
 
 
 def update_all(store: StateStore, step: int, num_positions: int = GRAIN) -> None:
-    for number in store.layout.block_ids:
+    for number in range(len(store.layout.blocks)):
         if store.layout.block(BlockId(number)).trainable_parts:
             update(store, BlockId(number), step, num_positions)
 
@@ -173,14 +173,14 @@ def update_all(store: StateStore, step: int, num_positions: int = GRAIN) -> None
 def contents(store: StateStore) -> PartBytes:
     """Every part of every block as it is read now."""
     found: PartBytes = {}
-    pool = BufferPool(name="contents", slot_bytes=4096, num_slots=0)
+    pool = BufferPool("contents")
     for number, block in enumerate(store.layout.blocks):
         for part in block.parts:
             with pool.allocate(block.part_bytes(part)) as buffer:
                 ticket = store.start_read(
                     BlockId(number), part, 0, block.num_positions(part), buffer
                 )
-                store.wait(ticket)
+                ticket.wait()
                 found[number, part] = ticket.tensor().view(torch.uint8).numpy().copy()
     pool.close()
     return found

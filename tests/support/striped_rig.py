@@ -1,6 +1,7 @@
 """A striped file over a few directories, on any engine, with buffers to move it through."""
 
 import pathlib
+from typing import Any
 
 from lohan.ssd import (
     Buffer,
@@ -9,7 +10,6 @@ from lohan.ssd import (
     IoEngine,
     RunDirectories,
     StripedFile,
-    verify_extent,
 )
 from support.memory_engine import MemoryEngine
 from support.ssd_engines import PAGE, random_bytes
@@ -28,36 +28,32 @@ class Rig:
         self.run = RunDirectories.create(directories, "unit")
         options = {"capacity_bytes": 16 * CHUNK, "chunk_bytes": CHUNK, **options}
         self.file = StripedFile.create(self.run, name="f", engine=engine, **options)  # type: ignore[arg-type]
-        self.pool = BufferPool(name="rig", slot_bytes=32 * CHUNK, num_slots=2)
-        self.source: Buffer = self.pool.lease()
-        self.target: Buffer = self.pool.lease()
+        self.pool = BufferPool("rig")
+        self.source: Buffer = self.pool.allocate(32 * CHUNK)
+        self.target: Buffer = self.pool.allocate(32 * CHUNK)
         self.source.array()[:] = random_bytes(32 * CHUNK)
 
     def write(self, extent: Extent, nbytes: int, offset_bytes: int = 0, seed: int = 0) -> None:
         self.source.array()[:nbytes] = random_bytes(nbytes, seed)
-        self.file.wait(
-            self.file.start_write(
-                extent, address=self.source.address, nbytes=nbytes, offset_bytes=offset_bytes
-            )
-        )
+        self.file.start_write(
+            extent, address=self.source.address, nbytes=nbytes, offset_bytes=offset_bytes
+        ).wait()
 
     def read(
         self, extent: Extent, nbytes: int, offset_bytes: int = 0, should_verify: bool = False
     ) -> bytes:
         self.target.array()[:] = 0
-        self.file.wait(
-            self.file.start_read(
-                extent,
-                address=self.target.address,
-                nbytes=nbytes,
-                offset_bytes=offset_bytes,
-                should_verify=should_verify,
-            )
-        )
+        self.file.start_read(
+            extent,
+            address=self.target.address,
+            nbytes=nbytes,
+            offset_bytes=offset_bytes,
+            should_verify=should_verify,
+        ).wait()
         return self.target.array()[:nbytes].tobytes()
 
     def verify(self, extent: Extent, nbytes: int = 8 * PAGE) -> None:
-        verify_extent(self.file, extent, address=self.target.address, nbytes=nbytes)
+        self.file.verify(extent, address=self.target.address, nbytes=nbytes)
 
     def damage(self, drive: int, offset_bytes: int) -> None:
         """Flip a bit of a drive's file, as a bad drive would."""
@@ -81,6 +77,16 @@ class Rig:
         assert [list(directory.iterdir()) for directory in self.directories] == [
             [] for _ in self.directories
         ]
+
+
+def saved_of(file: StripedFile) -> dict[str, Any]:
+    """What `StripedFile.attach` needs, as it is now."""
+    return {
+        "name": file.name,
+        "layout": file.layout,
+        "extents": file.extents,
+        "checksums": file.checksums.stretches(),
+    }
 
 
 def make_directories(root: pathlib.Path, count: int) -> list[pathlib.Path]:

@@ -3,7 +3,7 @@
 import fcntl
 from pathlib import Path
 
-from lohan.whole_file import write_text
+from lohan.durable_files import replace_text
 
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -15,10 +15,10 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     held = tmp_path / ".report.html.def.lohan-partial"
     with held.open("w") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
-        write_text(tmp_path / "report.html", "whole")
+        replace_text(tmp_path / "report.html", "whole")
         assert held.exists()
     assert not left.exists()
     assert all(other.read_text() == "kept" for other in others)
-    write_text(tmp_path / "report.html", "again")
+    replace_text(tmp_path / "report.html", "again")
     assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / "report.html"])
     assert (tmp_path / "report.html").read_text() == "again"

@@ -57,9 +57,9 @@ def profile(
     from lohan.cli.reading.request import parse_size
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.profile_tables import show_profile
+    from lohan.durable_files import replace_text
     from lohan.measure import measuring_bar, profile_machine
     from lohan.simulate.answers.machine_meaning import meaning_of
-    from lohan.whole_file import write_text
 
     check_outputs([out], force=force)
     ram_bytes = None if ram is None else parse_size(ram, "--ram")
@@ -82,7 +82,7 @@ def profile(
         signal.signal(signal.SIGTERM, before)
     meaning = meaning_of(measured.machine)
     if out is not None:
-        write_text(out, measured.machine.to_json())
+        replace_text(out, measured.machine.to_json())
     if json:
         print_json(
             {

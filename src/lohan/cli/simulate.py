@@ -70,11 +70,11 @@ def simulate(
     from lohan.cli.reading.request import OTHER_POLICIES, check_steps, parse_tokens, request_of
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.plan_tables import show_answer
+    from lohan.durable_files import replace_text
     from lohan.report import lane_chart_svg
     from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
     from lohan.simulate.choose import Judge
     from lohan.simulate.timeline import timeline_of
-    from lohan.whole_file import write_text
 
     check_steps(steps)
     check_outputs((trace, svg, schedule), force=force)
@@ -109,7 +109,7 @@ def simulate(
             (schedule, timeline.text),
         ):
             if path is not None:
-                write_text(path, make())
+                replace_text(path, make())
                 written.append(str(path))
     answer = with_limits(answer, OTHER_POLICIES)
     if json:

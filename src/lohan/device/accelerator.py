@@ -3,12 +3,12 @@
 Owns two copy streams beside torch's default stream, which is the compute queue: the default one, so
 that work of any thread lands in it without being told. Memory comes from torch's caching allocator,
 held to the budget by it. What a vendor does its own way is `vendors.py`; rules that are not about
-accelerators live in `memory.py` and `pinned.py`.
+accelerators live in `device.py` and `memory.py`.
 
 Note "Memory of no queue". The allocator knows which stream memory was made on, and orders its reuse
 by that stream alone. Memory of `alloc` is made on a stream that never has work. So a copy into it
 waits for nothing, whatever compute has queued; and it is handed out again when compute that was
-queued before its end is over (`record_stream`) and copies from or to it are (`copy_ends.py`). What
+queued before its end is over (`record_stream`) and copies from or to it are (`CopyEnds`). What
 is freed as idle does not wait for compute: the next block may be queued by then, and a third buffer
 for weights would be taken where two are planned.
 A copy that compute was made to wait for need not keep its end alive: what uses the memory next
@@ -21,14 +21,14 @@ by whatever fails later; what cleans up (`synchronize`, `free`, `unpin`, `close`
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lohan.device.closing import ClosingDevice, foreign_event
-from lohan.device.copy_ends import CopyEnds, StreamEvent
-from lohan.device.device import CopyEnd, Event
+from lohan.device.device import CopyEnd, Device, Event, foreign_event
 from lohan.device.memory import (
     DeviceMemory,
     allocate_flat,
@@ -37,7 +37,6 @@ from lohan.device.memory import (
     ram_tensor,
     wrong_side,
 )
-from lohan.device.pinned import PinnedRanges
 from lohan.device.vendors import KINDS, vendor_of
 from lohan.errors import DoesNotFit, HardwareError
 from lohan.units import format_bytes
@@ -62,7 +61,72 @@ def names() -> tuple[str, ...]:
     return KINDS if found is None or found.type in KINDS else (*KINDS, found.type)
 
 
-class AcceleratorDevice(ClosingDevice):
+class StreamEvent:
+    """A point in a stream."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Any, stream: Any) -> None:
+        self.event = event
+        self.event.record(stream)
+
+    def is_done(self) -> bool:
+        """Whether the stream has come past, well or badly."""
+        try:
+            return bool(self.event.query())
+        except RuntimeError:
+            return True  # ended badly; `wait` tells
+
+
+@dataclass(slots=True)
+class _Ends:
+    done: StreamEvent
+    on_device: Any
+    in_ram: Any
+
+
+class CopyEnds:
+    """Ends of copies under way, per lane in order. Runs on: any thread.
+
+    The allocator must not hand their memory out again before the copy is done, and it does not see
+    what other streams do.
+    """
+
+    def __init__(self, lanes: Iterable[Lane]) -> None:
+        self._in_flight: dict[Lane, deque[_Ends]] = {lane: deque() for lane in lanes}
+        self._lock = threading.Lock()
+
+    def add(self, lane: Lane, done: StreamEvent, *, on_device: Any, in_ram: Any) -> None:
+        """A copy was queued."""
+        with self._lock:
+            self._in_flight[lane].append(_Ends(done, on_device, in_ram))
+
+    def let_go(self) -> None:
+        """Drop those of copies that are done."""
+        with self._lock:
+            for ends in self._in_flight.values():
+                while ends and ends[0].done.is_done():
+                    ends.popleft()
+
+    def hand_to_compute(self, event: StreamEvent) -> None:
+        """Compute waits for a copy: its end on the device is in the order of compute again."""
+        with self._lock:
+            for ends in self._in_flight.values():
+                if any(one.done is event for one in ends):
+                    # A lane keeps its order: those before it are done when it is.
+                    for one in ends:
+                        one.on_device = None
+                        if one.done is event:
+                            break
+
+    def clear(self) -> None:
+        """Drop all: no copy is under way."""
+        with self._lock:
+            for ends in self._in_flight.values():
+                ends.clear()
+
+
+class AcceleratorDevice(Device):
     """One accelerator."""
 
     shares_ram = False
@@ -95,7 +159,7 @@ class AcceleratorDevice(ClosingDevice):
         found = torch.accelerator.current_accelerator()
         assert found is not None
         self.torch_device = torch.device(found.type, index)
-        self.name, self.reason = str(self.torch_device), reason
+        super().__init__(str(self.torch_device), reason)
         self._index, self._vendor = index, vendor_of(found.type)
         self._module: Any = torch.get_device_module(found)
         self._vendor.set_allocator()
@@ -128,7 +192,6 @@ class AcceleratorDevice(ClosingDevice):
         # Two threads on one lane must not mix their waits and copies. One lock per lane: a copy
         # from or to memory that is not pinned blocks, and must not hold up the other direction.
         self._lane_locks = {lane: threading.Lock() for lane in self._copy_streams}
-        self._pinned = PinnedRanges(self._lock_range, self._unlock_range)
         self._failure: str | None = None
         self.reset_peak()  # of what the process did before, nothing counts but what is alive
 
@@ -282,7 +345,7 @@ class AcceleratorDevice(ClosingDevice):
         with contextlib.suppress(HardwareError):
             self.synchronize()
         self._ends.clear()
-        self._pinned.unpin_all()
+        self._unpin_all()
         if self._failure is None:
             self._limit(self._fraction_before)
 

@@ -1,7 +1,8 @@
 """One direction of the emulated link: a thread that copies bytes at a set rate, in order.
 
-Owns the thread, its clockwork and the events of copies and of compute. Knows addresses only; what
-may be copied where is checked before, in `emulated.py`, its only caller.
+Owns the thread, its clockwork and the events of copies and of compute, and time as the device sees
+it: every wait for a time to come goes through a `Clock`, so that tests can drive it by hand. Knows
+addresses only; what may be copied where is checked before, in `emulated.py`, its only caller.
 
 Note "Late bytes". Bytes are read from the source when they are due, not before, and the destination
 is all ones (NaN in every float type) until they arrive. So a source freed or overwritten too early,
@@ -11,11 +12,12 @@ and a destination read too early, both show.
 import ctypes
 import queue
 import threading
+import time
 import traceback
 from dataclasses import dataclass
+from typing import Protocol
 
-from lohan.device.clock import Clock
-from lohan.device.closing import closed_error
+from lohan.device.device import closed_error
 from lohan.device.memory import Span
 from lohan.errors import HardwareError, LohanError, bug
 from lohan.units import format_bytes
@@ -24,6 +26,31 @@ from lohan.vocabulary import Lane
 _CHUNK_SECONDS = 2e-3  # how finely bytes trickle in
 _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 2**16, 2**20
 _SHORTEST_SLEEP_SECONDS = 2e-4  # sleeping costs about this much: shorter delays are made up later
+_LONGEST_WAIT_SECONDS = 3600.0  # beyond some years, the system call refuses the number
+
+
+class Clock(Protocol):
+    """Something to read the time from and to sleep by."""
+
+    def now_seconds(self) -> float:
+        """Return seconds since some fixed moment; never goes back."""
+
+    def sleep_until(self, deadline_seconds: float, stop: threading.Event) -> None:
+        """Block until the deadline, or until `stop` is set. Safe from several threads at once."""
+
+
+class RealClock:
+    """The machine's clock."""
+
+    def now_seconds(self) -> float:
+        """Return the monotonic time."""
+        return time.monotonic()
+
+    def sleep_until(self, deadline_seconds: float, stop: threading.Event) -> None:
+        """Block until the deadline, or until `stop` is set."""
+        while (left_seconds := deadline_seconds - time.monotonic()) > 0:
+            if stop.wait(min(left_seconds, _LONGEST_WAIT_SECONDS)):
+                return
 
 
 class ComputeEvent:

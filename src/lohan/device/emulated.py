@@ -12,10 +12,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from lohan.device.clock import Clock, RealClock
-from lohan.device.closing import HostDevice, foreign_event
-from lohan.device.copy_lane import ComputeEvent, CopyEvent, CopyLane, EmulatedEvent, poison
-from lohan.device.device import CopyEnd, Event
+from lohan.device.copy_lane import (
+    Clock,
+    ComputeEvent,
+    CopyEvent,
+    CopyLane,
+    EmulatedEvent,
+    RealClock,
+    poison,
+)
+from lohan.device.cpu import HostDevice
+from lohan.device.device import CopyEnd, Event, foreign_event
 from lohan.device.memory import DeviceMemory, Span, check_ends, wrong_side
 from lohan.device.storages import CountedCompute, StorageBook
 from lohan.errors import ConfigError, HardwareError, bug
@@ -201,7 +208,7 @@ class EmulatedDevice(HostDevice):
         self._stop.set()
         for lane in self._lanes.values():
             lane.join()
-        self._pinned.unpin_all()
+        self._unpin_all()
         for memory in list(self._slots.values()):
             self.free(memory)
 

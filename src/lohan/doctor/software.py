@@ -84,7 +84,7 @@ def gives_the_judges_bits(isa: str) -> bool:
     """Whether a kernel updates some thousand elements as the slow judge does."""
     import torch
 
-    from lohan.optimizer import AdamWSettings, SplitState, reference, update_split
+    from lohan.optimizer import AdamWSettings, SplitState, reference, update_states
     from lohan.optimizer.settings import prepare_step
 
     generator = torch.Generator().manual_seed(3)
@@ -98,7 +98,7 @@ def gives_the_judges_bits(isa: str) -> bool:
     grad16 = gradient.to(torch.bfloat16)
     expected = reference.adamw_split(grad16, *before, scalars)
     parts = [one.clone() for one in before]
-    update_split(
+    update_states(
         grad16,
         SplitState(p16=parts[0], lo16=parts[1], m32=parts[2], v32=parts[3]),
         settings=settings,

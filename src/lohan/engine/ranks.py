@@ -27,7 +27,8 @@ from lohan.engine.planning.traced_model import BatchSizes, TracedModel, sizes_of
 from lohan.engine.run_setup import RunSetup
 from lohan.engine.seal_metadata import sealed_counters
 from lohan.errors import ConfigError, LohanError, RankLost, StorageError
-from lohan.optimizer.torch_optimizer import AdamW, GroupRates
+from lohan.optimizer import AdamWSettings
+from lohan.optimizer.torch_optimizer import AdamW
 from lohan.parallel.peers import Peers, groups_of, in_turn
 from lohan.ssd import RunDirectories, check_directories
 from lohan.ssd.runs.run_directory import PREFIX
@@ -224,7 +225,7 @@ def deal_step(
     weights: Sequence[float] | None,
     *,
     num_steps: int,
-    rates: Callable[[], Sequence[GroupRates]],
+    rates: Callable[[], Sequence[AdamWSettings]],
     counts_first_label: Callable[[Any], bool | None],
 ) -> tuple[list[Any], DealtStep]:
     """This rank's micro-batches on its device, and how they count. Blocks: until all ranks have

@@ -32,7 +32,8 @@ from lohan.lanes.memory import try_to_pin
 from lohan.lanes.step_record import NonFinitePolicy
 from lohan.lanes.weight_map import map_weights, state_entries
 from lohan.model.shape import ModelShape
-from lohan.optimizer.torch_optimizer import AdamW, GroupRates
+from lohan.optimizer import AdamWSettings
+from lohan.optimizer.torch_optimizer import AdamW
 from lohan.parallel.peers import Peers
 from lohan.plan.plan import BlockPlan, Plan
 from lohan.ssd import (
@@ -146,7 +147,7 @@ class RunSetup:
         target = self.device.torch_device
         return leaf if leaf.device == target else leaf.to(target)
 
-    def rates_of(self, optimizer: AdamW) -> list[GroupRates]:
+    def rates_of(self, optimizer: AdamW) -> list[AdamWSettings]:
         """The optimizer's settings for the next step, if what was changed since it was attached
         can be followed.
 

@@ -32,7 +32,8 @@ from lohan.engine.run_setup import RunSetup
 from lohan.engine.running import RunningPlan
 from lohan.lanes.lane_load import LaneLoad
 from lohan.lanes.step_record import StepRecord, groups_by_name, looks_at_gradients
-from lohan.optimizer.torch_optimizer import AdamW, GroupRates
+from lohan.optimizer import AdamWSettings
+from lohan.optimizer.torch_optimizer import AdamW
 from lohan.parallel.peers import in_turn
 from lohan.simulate.bottleneck import bottleneck_words
 from lohan.simulate.durations import Durations
@@ -190,7 +191,7 @@ def learn_draws(
 
 
 def begin_record(
-    setup: RunSetup, counters: RunCounters, optimizer: AdamW, rates: list[GroupRates]
+    setup: RunSetup, counters: RunCounters, optimizer: AdamW, rates: list[AdamWSettings]
 ) -> StepRecord:
     """What the next step needs to know: the rates of every tensor, the clip, the loss scale."""
     return StepRecord.begin(

@@ -236,7 +236,7 @@ class SwappedActivations:
         if area.used_bytes:
             assert self._file is not None
             key = self._file_key(task.block)
-            self._file.wait(self._file.start_put(key, area.buffer, area.used_bytes))
+            self._file.start_put(key, area.buffer, area.used_bytes).wait()
         area.is_on_ssd = True
         area.buffer = None
 
@@ -250,7 +250,7 @@ class SwappedActivations:
         if area.used_bytes:
             assert self._file is not None
             key = self._file_key(task.block)
-            self._file.wait(self._file.start_get(key, area.buffer))
+            self._file.start_get(key, area.buffer).wait()
             self._file.drop(key)
 
     def copy_back(self, task: Task, *, is_alone: bool) -> None:

@@ -19,18 +19,18 @@ import torch
 from lohan.device.device import Device
 from lohan.device.memory import DeviceMemory
 from lohan.drive import SegmentGradients
-from lohan.lanes.memory import LeaseBook, whole_pages
+from lohan.lanes.memory import LeaseBook
 from lohan.lanes.step_record import NonFinitePolicy, StepRecord, nonfinite_error
 from lohan.lanes.weight_map import position_cuts
-from lohan.lanes.weight_moves import RamSpan, over, wait_for
+from lohan.lanes.weight_moves import RamSpan, over
 from lohan.optimizer import LEAF_ELEMENTS, num_leaves, sum_of_squares
 from lohan.parallel.exchange import gather_squares, places_of_groups, sent_bytes, share_missing
 from lohan.parallel.folding import fold
 from lohan.parallel.peers import Peers
 from lohan.plan.workload import Workload
 from lohan.schedule.task import Lease, Task
-from lohan.ssd import Buffer, Priority
-from lohan.store import StateLayout, StoreTicket, SwapFile, SwapKey
+from lohan.ssd import Buffer, Priority, whole_pages
+from lohan.store import StateLayout, StoreTicket, SwapFile, SwapKey, wait_for
 from lohan.vocabulary import BlockId, Lane
 
 _SPILLED = -1
@@ -237,7 +237,7 @@ class GradientMoves:
                         )
                     )
         finally:
-            wait_for(self._spill, tickets)
+            wait_for(tickets)
         gradient.in_ram, gradient.is_spilled = None, True
 
     # What updates use --------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class GradientMoves:
         if not tickets:
             return
         assert self._spill is not None
-        wait_for(self._spill, tickets)
+        wait_for(tickets)
         for ticket in tickets:
             assert isinstance(ticket.key, SwapKey)
             self._spill.drop(ticket.key)

@@ -18,14 +18,9 @@ from lohan.device.device import Device
 from lohan.device.memory import DeviceMemory
 from lohan.errors import HardwareError, bug
 from lohan.schedule.task import Lease
-from lohan.ssd import ALIGNMENT_BYTES, Buffer, BufferPool
+from lohan.ssd import Buffer, BufferPool, whole_pages
 from lohan.units import format_bytes
 from lohan.vocabulary import PoolName
-
-
-def whole_pages(nbytes: int) -> int:
-    """Bytes rounded up to what drives move directly."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def try_to_pin(
@@ -85,7 +80,7 @@ class RamMemory:
         self.budget_bytes = budget_bytes
         self._on_refused_pin = on_refused_pin
         self._device = device
-        self._pool = BufferPool(name="schedule buffers", slot_bytes=1, num_slots=0)
+        self._pool = BufferPool("schedule buffers")
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Buffer]] = {}
         self._in_use_bytes = 0

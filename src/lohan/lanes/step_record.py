@@ -17,7 +17,7 @@ import torch
 
 from lohan.errors import ConfigError, NonFiniteGradients
 from lohan.optimizer import AdamWSettings, UpdateRange, combine_leaf_sums
-from lohan.optimizer.torch_optimizer import AdamW, GroupRates, clip_scale
+from lohan.optimizer.torch_optimizer import AdamW, clip_scale
 from lohan.schedule.task import Move, Task
 from lohan.store import StateLayout
 from lohan.vocabulary import BlockId, ComputeKind, TensorKind, Tier
@@ -64,7 +64,7 @@ class StepRecord:
 
     number: int
     """Counts from 1."""
-    rates: Sequence[GroupRates]
+    rates: Sequence[AdamWSettings]
     tensors: Mapping[BlockId, Sequence[TensorRates]]
     max_grad_norm: float | None
     waits_for_norm: bool
@@ -90,7 +90,7 @@ class StepRecord:
         *,
         groups: Mapping[str, int],
         counters: "Counted",
-        rates: Sequence[GroupRates],
+        rates: Sequence[AdamWSettings],
         max_grad_norm: float | None,
         waits_for_norm: bool,
         policy: NonFinitePolicy,
@@ -159,7 +159,7 @@ class StepRecord:
             first, last = max(tensor.begin, begin) - begin, min(tensor.end, end) - begin
             if first >= last or tensor.name in missing:
                 continue
-            settings = self.rates[tensor.group].settings
+            settings = self.rates[tensor.group]
             # Rates go with ranges; a call has one pair of betas, one eps and one step.
             key = ((settings.beta1, settings.beta2, settings.eps), tensor.step)
             _, spans = grouped.setdefault(key, (settings, []))

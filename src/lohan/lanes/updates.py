@@ -9,7 +9,6 @@ import ctypes
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -18,11 +17,11 @@ from lohan.lanes.gradient_moves import GradientMoves
 from lohan.lanes.memory import LeaseBook
 from lohan.lanes.step_record import KernelCall, StepRecord
 from lohan.lanes.weight_map import position_cuts
-from lohan.lanes.weight_moves import WeightMoves, over, wait_for
-from lohan.optimizer import PlainState, SplitState, convert, update_plain, update_split
+from lohan.lanes.weight_moves import WeightMoves, over
+from lohan.optimizer import PlainState, SplitState, convert, update_states
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import Part, StateStore, StoreTicket
+from lohan.store import Part, StateStore, StoreTicket, wait_for
 from lohan.vocabulary import BlockId, PoolName
 
 
@@ -92,7 +91,7 @@ class Updates:
                 )
         finally:
             try:
-                wait_for(self._store, tickets)
+                wait_for(tickets)
             finally:
                 self._gradients.finish_reads(spilled)
 
@@ -213,31 +212,16 @@ class Updates:
             assert flight.gradient_offset is not None
             grad = self._gradients.read_back(flight.buffer, flight.gradient_offset, end - begin)
         # The same state for every call: groups differ in rates and step, not in where they live.
-        update = (
-            partial(
-                update_split,
-                grad,
-                SplitState(
-                    p16=arrays[Part.P16],
-                    lo16=arrays[Part.LO16],
-                    m32=arrays[Part.M32],
-                    v32=arrays[Part.V32],
-                ),
-            )
+        moments = {"m32": arrays[Part.M32], "v32": arrays[Part.V32]}
+        state = (
+            SplitState(p16=arrays[Part.P16], lo16=arrays[Part.LO16], **moments)
             if Part.LO16 in arrays
-            else partial(
-                update_plain,
-                grad,
-                PlainState(
-                    p32=arrays[Part.P32],
-                    m32=arrays[Part.M32],
-                    v32=arrays[Part.V32],
-                    p16=arrays[Part.P16],
-                ),
-            )
+            else PlainState(p32=arrays[Part.P32], p16=arrays[Part.P16], **moments)
         )
         for settings, count, ranges in calls:
-            update(
+            update_states(
+                grad,
+                state,
                 settings=settings,
                 step=count,
                 grad_scale=record.grad_scale,
@@ -276,7 +260,7 @@ class Updates:
                     )
                 )
         finally:
-            wait_for(self._store, tickets)
+            wait_for(tickets)
         self._end_piece(block, step)
 
     def _end_piece(self, block: BlockId, step: int) -> None:

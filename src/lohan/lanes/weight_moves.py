@@ -23,7 +23,7 @@ from lohan.parallel.exchange import GatheredWeights, WeightRange
 from lohan.parallel.peers import Peers
 from lohan.schedule.task import Lease, Task
 from lohan.ssd import Buffer, Priority
-from lohan.store import Part, StateLayout, StateStore, StoreTicket, SwapFile
+from lohan.store import Part, StateLayout, StateStore, StoreTicket, wait_for
 from lohan.vocabulary import BlockId, Lane, Pass, PoolName
 
 
@@ -129,7 +129,7 @@ class WeightMoves:
                 )
                 end_bytes += piece.nbytes
         finally:
-            wait_for(self._store, tickets)
+            wait_for(tickets)
         self._in_flight[fetch_of(task)] = _InFlight(read=buffer, offsets=offsets)
         if lease.pool is PoolName.HELD:
             own = next((p for p in pieces if (p.part, p.owner) == (Part.P16, task.block)), None)
@@ -327,10 +327,3 @@ def over(buffer: Buffer, nbytes: int, offset_bytes: int = 0) -> torch.Tensor:
     return torch.frombuffer(
         buffer.view[offset_bytes : offset_bytes + nbytes], dtype=torch.uint8, count=nbytes
     )
-
-
-def wait_for(store: StateStore | SwapFile, tickets: list[StoreTicket]) -> None:
-    """Wait for all of several requests, and raise the first error after the last has ended."""
-    errors = [error for error in map(store.settle, tickets) if error is not None]
-    if errors:
-        raise errors[0]

@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import to_builtins
 
+from lohan.durable_files import replace_text
 from lohan.errors import ConfigError
 from lohan.hardware.this_host import PROFILES, cache_directory
 from lohan.measure.facts import MachineFacts
 from lohan.measure.measured import MeasuredMachine
-from lohan.whole_file import write_text
 
 MOST_AGE = timedelta(days=30)
 """Drives fill up and age, drivers change: older figures are taken again."""
@@ -87,7 +87,7 @@ def save_profile(
     path = profile_path(profile.facts, directory=directory)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_text(path, profile.to_json())
+        replace_text(path, profile.to_json())
     except (OSError, ConfigError) as error:
         reason = error.why if isinstance(error, ConfigError) else error.strerror or str(error)
         raise ConfigError(

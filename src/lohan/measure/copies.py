@@ -78,8 +78,8 @@ def measure_copies(
 
 def measure_ram_copies(*, seconds: float, clock: Clock, piece_bytes: int = PIECE_BYTES) -> Figure:
     """How fast one thread copies main memory: no drive gets its bytes into RAM faster."""
-    pool = BufferPool(name="measure copies", slot_bytes=piece_bytes, num_slots=2)
-    buffers = [pool.lease() for _ in range(2)]
+    pool = BufferPool("measure copies")
+    buffers = [pool.allocate(piece_bytes) for _ in range(2)]
     try:
         source, target = (buffer.address for buffer in buffers)
 
@@ -107,22 +107,21 @@ class _Ends:
 
 @contextmanager
 def _ends(device: Device, piece_bytes: int) -> Iterator[_Ends]:
-    num_pieces = _NUM_IN_FLIGHT * len(_COPY_LANES)
     with ExitStack() as undo:
-        pool = BufferPool(name="measure copies", slot_bytes=piece_bytes, num_slots=num_pieces)
+        pool = BufferPool("measure copies")
         undo.callback(pool.close)
-        is_pinned = _pin(device, pool, undo)
         ram: dict[Lane, list[Buffer]] = {lane: [] for lane in _COPY_LANES}
         gpu: dict[Lane, list[DeviceMemory]] = {lane: [] for lane in _COPY_LANES}
         for lane in _COPY_LANES:
             for _ in range(_NUM_IN_FLIGHT):
-                buffer = pool.lease()
+                buffer = pool.allocate(piece_bytes)
                 undo.callback(pool.take_back, buffer)
                 buffer.array()[:] = 0
                 ram[lane].append(buffer)
                 memory = device.alloc(piece_bytes)
                 undo.callback(device.free, memory)
                 gpu[lane].append(memory)
+        is_pinned = _pin(device, [one for lane in ram.values() for one in lane], undo)
         # Copies still under way after a failure own both ends.
         undo.callback(device.synchronize)
         ends = _Ends(ram=ram, gpu=gpu, piece_bytes=piece_bytes, is_pinned=is_pinned)
@@ -130,13 +129,13 @@ def _ends(device: Device, piece_bytes: int) -> Iterator[_Ends]:
         yield ends
 
 
-def _pin(device: Device, pool: BufferPool, undo: ExitStack) -> bool:
+def _pin(device: Device, buffers: list[Buffer], undo: ExitStack) -> bool:
     if device.shares_ram:
         return False
     try:
-        for address, nbytes in pool.regions:
-            device.pin(address, nbytes)
-            undo.callback(device.unpin, address)
+        for buffer in buffers:
+            device.pin(buffer.address, buffer.nbytes)
+            undo.callback(device.unpin, buffer.address)
     except HardwareError:
         return False
     return True

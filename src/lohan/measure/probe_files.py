@@ -133,12 +133,12 @@ class ProbeFiles:
         self._undo.close()
 
     def _make_buffers(self, undo: contextlib.ExitStack) -> list[Buffer]:
-        pool = BufferPool(name="measure", slot_bytes=self.request_bytes, num_slots=_NUM_BUFFERS)
+        pool = BufferPool("measure")
         undo.callback(pool.close)
         noise = np.random.default_rng()
         buffers = []
         for _ in range(_NUM_BUFFERS):
-            buffer = pool.lease()
+            buffer = pool.allocate(self.request_bytes)
             undo.callback(pool.take_back, buffer)
             # Noise, because some drives and filesystems compress.
             buffer.array()[:] = np.frombuffer(noise.bytes(self.request_bytes), dtype=np.uint8)

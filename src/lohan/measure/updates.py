@@ -7,7 +7,7 @@ Called by `machine.py`.
 import numpy as np
 
 from lohan.measure.figure import Clock, Figure, measure_rounds
-from lohan.optimizer import AdamWSettings, MemoryRange, NumberFormat, SplitState, update_split
+from lohan.optimizer import AdamWSettings, MemoryRange, NumberFormat, SplitState, update_states
 
 NUM_PARAMETERS = 8 * 2**20
 BYTES_PER_PARAMETER = 14
@@ -23,7 +23,7 @@ def measure_updates(
     room_bytes: int | None = None,
     num_parameters: int = NUM_PARAMETERS,
 ) -> Figure:
-    """Parameters per second of `update_split`. Runs on: the caller and the kernel's threads.
+    """Parameters per second of `update_states`. Runs on: the caller and the kernel's threads.
 
     `room_bytes` is how much memory there is for it.
     """
@@ -46,7 +46,7 @@ def measure_updates(
     def update() -> float:
         nonlocal step
         step += 1
-        update_split(grad, state, settings=settings, step=step, num_threads=num_threads)
+        update_states(grad, state, settings=settings, step=step, num_threads=num_threads)
         return num_parameters
 
     update()

@@ -5,15 +5,14 @@ Knows arrays in memory, no blocks, no files and no schedule. `store`, `lanes` an
 import it.
 """
 
-from lohan.optimizer.adamw import PlainState, SplitState, update_plain, update_split
-from lohan.optimizer.conversion import convert
+from lohan.optimizer.adamw import PlainState, SplitState, update_states
 from lohan.optimizer.gradient_norm import (
     LEAF_ELEMENTS,
     combine_leaf_sums,
     num_leaves,
     sum_of_squares,
 )
-from lohan.optimizer.memory import MemoryRange, NumberFormat, available_isas
+from lohan.optimizer.memory import MemoryRange, NumberFormat, available_isas, convert
 from lohan.optimizer.settings import (
     AdamWSettings,
     StepScalars,
@@ -36,6 +35,5 @@ __all__ = [
     "num_leaves",
     "prepare_step",
     "sum_of_squares",
-    "update_plain",
-    "update_split",
+    "update_states",
 ]

@@ -14,6 +14,10 @@ from lohan.optimizer.settings import AdamWSettings, UpdateRange, prepare_step
 
 _GRAD_FORMATS = (NumberFormat.BF16, NumberFormat.FP16, NumberFormat.FP32)
 _FP32 = (NumberFormat.FP32,)
+_MOMENTS = {"m32": _FP32, "v32": _FP32}
+_SPLIT_FORMATS = {"p16": (NumberFormat.BF16,), "lo16": (NumberFormat.LOW16,), **_MOMENTS}
+_PLAIN_FORMATS = {"p16": (NumberFormat.BF16, NumberFormat.FP16), "p32": _FP32, **_MOMENTS}
+"""Of the arrays of a state; what may have one of several is told the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,9 @@ class PlainState:
     """bf16 or fp16 weights for compute, written from the new master and never read."""
 
 
-def update_split(
+def update_states(
     grad: Array,
-    state: SplitState,
+    state: SplitState | PlainState,
     *,
     settings: AdamWSettings,
     step: int,
@@ -53,7 +57,7 @@ def update_split(
     num_threads: int = 1,
     isa: str | None = None,
 ) -> None:
-    """Make one AdamW step on a chunk in the split state, in place.
+    """Make one AdamW step on a chunk, in place; write the `p16` of a plain state if there is one.
 
     The result does not depend on `num_threads`, `isa`, alignment, or on how a chunk is cut into
     calls. Runs on: the caller and `num_threads` - 1 native threads, without the GIL. May block:
@@ -78,69 +82,24 @@ def update_split(
     scalars = prepare_step(
         settings, step=step, num_elements=count, grad_scale=grad_scale, ranges=ranges
     )
+    is_split = isinstance(state, SplitState)
+    arrays: dict[str, int | str] = {}
+    for name, allowed in (_SPLIT_FORMATS if is_split else _PLAIN_FORMATS).items():
+        array = getattr(state, name)
+        if array is None:
+            continue
+        memory = memory_of(array, name=name, allowed=allowed, num_elements=count, is_written=True)
+        arrays[name] = memory.address
+        if len(allowed) > 1:
+            arrays[f"{name}_format"] = memory.number_format.value
     call_native(
-        _native.adamw_split,
+        _native.adamw_split if is_split else _native.adamw_plain,
         grad=grads.address,
         grad_format=grads.number_format.value,
-        p16=_written(state.p16, "p16", (NumberFormat.BF16,), count),
-        lo16=_written(state.lo16, "lo16", (NumberFormat.LOW16,), count),
-        m32=_written(state.m32, "m32", _FP32, count),
-        v32=_written(state.v32, "v32", _FP32, count),
         num_elements=count,
         ranges=list(scalars.ranges),
         scalars=scalars.elementwise,
         num_threads=num_threads,
         isa=isa,
+        **arrays,
     )
-
-
-def update_plain(
-    grad: Array,
-    state: PlainState,
-    *,
-    settings: AdamWSettings,
-    step: int,
-    grad_scale: float = 1.0,
-    ranges: Sequence[UpdateRange] | None = None,
-    num_threads: int = 1,
-    isa: str | None = None,
-) -> None:
-    """Make one AdamW step on a chunk with fp32 masters, in place; write `p16` if there is one.
-
-    Arguments, threads and errors as in `update_split`.
-    """
-    grads = memory_of(grad, name="grad", allowed=_GRAD_FORMATS)
-    count = grads.num_elements
-    scalars = prepare_step(
-        settings, step=step, num_elements=count, grad_scale=grad_scale, ranges=ranges
-    )
-    p16_address, p16_format = 0, ""
-    if state.p16 is not None:
-        p16 = memory_of(
-            state.p16,
-            name="p16",
-            allowed=(NumberFormat.BF16, NumberFormat.FP16),
-            num_elements=count,
-            is_written=True,
-        )
-        p16_address, p16_format = p16.address, p16.number_format.value
-    call_native(
-        _native.adamw_plain,
-        grad=grads.address,
-        grad_format=grads.number_format.value,
-        p32=_written(state.p32, "p32", _FP32, count),
-        m32=_written(state.m32, "m32", _FP32, count),
-        v32=_written(state.v32, "v32", _FP32, count),
-        p16=p16_address,
-        p16_format=p16_format,
-        num_elements=count,
-        ranges=list(scalars.ranges),
-        scalars=scalars.elementwise,
-        num_threads=num_threads,
-        isa=isa,
-    )
-
-
-def _written(array: Array, name: str, allowed: tuple[NumberFormat, ...], count: int) -> int:
-    memory = memory_of(array, name=name, allowed=allowed, num_elements=count, is_written=True)
-    return memory.address

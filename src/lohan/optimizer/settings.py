@@ -71,6 +71,10 @@ class AdamWSettings:
         _check_number("eps", self.eps)
         _check(0.0 <= self.eps < math.inf, "eps", self.eps, "finite and 0 or more")
 
+    def range(self, begin: int, end: int) -> "UpdateRange":
+        """Elements [begin, end) with these rates."""
+        return UpdateRange(begin=begin, end=end, lr=self.lr, weight_decay=self.weight_decay)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRange:
@@ -155,11 +159,7 @@ def prepare_step(
     _check_number("grad_scale", grad_scale)
     _check(math.isfinite(grad_scale), "grad_scale", grad_scale, "finite")
     if ranges is None:
-        ranges = [
-            UpdateRange(
-                begin=0, end=num_elements, lr=settings.lr, weight_decay=settings.weight_decay
-            )
-        ]
+        ranges = [settings.range(0, num_elements)]
     # Far before this bound both powers are below the last place of 1; a float holds it.
     exponent = min(step, 2**53)
     root2 = math.sqrt(1.0 - settings.beta2**exponent)

@@ -5,28 +5,14 @@ the arithmetic itself (`adamw`), so `step` and `state` are not here. Owns the ch
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
 
 from lohan.errors import ConfigError
-from lohan.optimizer.settings import AdamWSettings, UpdateRange
+from lohan.optimizer.settings import AdamWSettings
 
 _DEFAULT_LR = 1e-3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRates:
-    """The settings of one parameter group at one step."""
-
-    settings: AdamWSettings
-
-    def range(self, begin: int, end: int) -> UpdateRange:
-        """Elements [begin, end) with this group's rates."""
-        return UpdateRange(
-            begin=begin, end=end, lr=self.settings.lr, weight_decay=self.settings.weight_decay
-        )
 
 
 class AdamW(torch.optim.Optimizer):
@@ -55,7 +41,7 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.rates()
 
-    def rates(self) -> list[GroupRates]:
+    def rates(self) -> list[AdamWSettings]:
         """Settings of every group as they are now.
 
         Raises:
@@ -68,14 +54,12 @@ class AdamW(torch.optim.Optimizer):
                 remedy="give a number above 0, or None for no clipping",
             )
         return [
-            GroupRates(
-                settings=AdamWSettings(
-                    lr=_number(group["lr"]),
-                    weight_decay=_number(group["weight_decay"]),
-                    beta1=_number(group["betas"][0]),
-                    beta2=_number(group["betas"][1]),
-                    eps=_number(group["eps"]),
-                )
+            AdamWSettings(
+                lr=_number(group["lr"]),
+                weight_decay=_number(group["weight_decay"]),
+                beta1=_number(group["betas"][0]),
+                beta2=_number(group["betas"][1]),
+                eps=_number(group["eps"]),
             )
             for group in self.param_groups
         ]

@@ -11,6 +11,7 @@ import os
 import pathlib
 
 import lohan
+from lohan.durable_files import replace_text
 from lohan.report import svg
 from lohan.report.html.markup import as_markup, filled, shortened, template_text
 from lohan.report.run_files import RunFiles, read_run
@@ -19,7 +20,6 @@ from lohan.report.sections.headline import headline
 from lohan.report.sections.lanes import lanes
 from lohan.report.sections.memory import memory, wear
 from lohan.report.sections.training import answers, speed, training
-from lohan.whole_file import write_text
 from lohan.working_folder import working_folder
 
 REPORT_NAME = "report.html"
@@ -48,7 +48,7 @@ def write_report(run: str | os.PathLike[str], *, out: pathlib.Path | None = None
     folder = pathlib.Path(run)
     page = report_html(read_run(folder))
     path = working_folder(folder) / REPORT_NAME if out is None else out
-    write_text(path, page, is_private=out is None)
+    replace_text(path, page, is_private=out is None)
     return path
 
 

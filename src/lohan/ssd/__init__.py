@@ -7,11 +7,9 @@ checks directories. Never knows tensors.
 from lohan.ssd.allocator import Extent, ExtentAllocator
 from lohan.ssd.checksums import ChecksumTable, Stretch
 from lohan.ssd.engines.buffers import Buffer, BufferPool
-from lohan.ssd.engines.choose import choose_engine
 from lohan.ssd.engines.engine import (
     ALIGNMENT_BYTES,
     Access,
-    DriveCounters,
     DriveId,
     DriveSettings,
     IoEngine,
@@ -20,16 +18,15 @@ from lohan.ssd.engines.engine import (
     Operation,
     Priority,
     Ticket,
+    choose_engine,
+    whole_pages,
 )
-from lohan.ssd.engines.native_engine import NativeEngine
 from lohan.ssd.layout import CHUNK_BYTES, StripeLayout
 from lohan.ssd.runs.directory_check import DirectoryReport, check_directories, check_directory
-from lohan.ssd.runs.left_runs import RunPart, find_run_parts
-from lohan.ssd.runs.run_directory import RunDirectories
+from lohan.ssd.runs.run_directory import RunDirectories, RunPart, find_run_parts
 from lohan.ssd.stripe_files import add_drives
 from lohan.ssd.striped_file import StripedFile
 from lohan.ssd.striped_ticket import StripedTicket
-from lohan.ssd.verification import verify_extent
 
 __all__ = [
     "ALIGNMENT_BYTES",
@@ -39,7 +36,6 @@ __all__ = [
     "BufferPool",
     "ChecksumTable",
     "DirectoryReport",
-    "DriveCounters",
     "DriveId",
     "DriveSettings",
     "Extent",
@@ -47,7 +43,6 @@ __all__ = [
     "IoEngine",
     "IoFile",
     "Mixing",
-    "NativeEngine",
     "Operation",
     "Priority",
     "RunDirectories",
@@ -62,5 +57,5 @@ __all__ = [
     "check_directory",
     "choose_engine",
     "find_run_parts",
-    "verify_extent",
+    "whole_pages",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lohan.errors import LohanError, OutOfSpace, bug
-from lohan.ssd.engines.engine import ALIGNMENT_BYTES
+from lohan.ssd.engines.engine import ALIGNMENT_BYTES, whole_pages
 from lohan.units import format_bytes
 
 
@@ -78,7 +78,7 @@ class ExtentAllocator:
         """
         if nbytes <= 0:
             raise bug(f"an extent of {nbytes} bytes was asked for")
-        rounded = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        rounded = whole_pages(nbytes)
         fitting = [entry for entry in self._free if entry[1] >= rounded]
         if not fitting:
             raise OutOfSpace(

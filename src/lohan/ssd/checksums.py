@@ -11,6 +11,7 @@ the checksum of A followed by B follows from those of A and B.
 
 import bisect
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lohan import _native
@@ -69,7 +70,7 @@ def checksum_stretches(
 class ChecksumTable:
     """What is known about the bytes of a logical space. Runs on: any thread. May block: no."""
 
-    def __init__(self, stretches: tuple[Stretch, ...] = ()) -> None:
+    def __init__(self, stretches: Iterable[Stretch] = ()) -> None:
         self._lock = threading.Lock()
         ordered = sorted(stretches)
         self._offsets = [stretch.offset_bytes for stretch in ordered]

@@ -10,8 +10,10 @@ pattern, spread as evenly as whole chunks allow, so any long range keeps all dri
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import to_builtins
 
 from lohan.errors import CheckpointError, ConfigError
 from lohan.fields import convert
@@ -93,8 +95,6 @@ class StripeLayout:
     pattern: tuple[int, ...]
     """Drive of each chunk of a repeating run of chunks."""
     num_chunks: int
-    _ranks: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    _shares: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.chunk_bytes <= 0 or self.chunk_bytes % ALIGNMENT_BYTES:
@@ -114,13 +114,6 @@ class StripeLayout:
                 why="the pattern must name at least one drive, and only drives that are there",
                 remedy="make layouts with `StripeLayout.plan`",
             )
-        seen = [0] * self.num_drives
-        ranks = []
-        for drive in self.pattern:
-            ranks.append(seen[drive])
-            seen[drive] += 1
-        object.__setattr__(self, "_ranks", tuple(ranks))
-        object.__setattr__(self, "_shares", tuple(seen))
 
     @classmethod
     def plan(
@@ -154,12 +147,12 @@ class StripeLayout:
     @property
     def shares(self) -> tuple[float, ...]:
         """Fraction of the chunks each drive gets."""
-        return tuple(count / len(self.pattern) for count in self._shares)
+        return tuple(self.pattern.count(n) / len(self.pattern) for n in range(self.num_drives))
 
     def file_bytes(self, drive: int) -> int:
         """Size of a drive's file."""
         rounds, rest = divmod(self.num_chunks, len(self.pattern))
-        num_here = rounds * self._shares[drive] + self.pattern[:rest].count(drive)
+        num_here = rounds * self.pattern.count(drive) + self.pattern[:rest].count(drive)
         return num_here * self.chunk_bytes
 
     def pieces(self, offset_bytes: int, nbytes: int) -> Iterator[StripePiece]:
@@ -181,7 +174,7 @@ class StripeLayout:
             chunk, inside = divmod(position, self.chunk_bytes)
             rounds, place = divmod(chunk, len(self.pattern))
             drive = self.pattern[place]
-            rank = rounds * self._shares[drive] + self._ranks[place]
+            rank = rounds * self.pattern.count(drive) + self.pattern[:place].count(drive)
             piece = StripePiece(
                 drive=drive,
                 offset_bytes=rank * self.chunk_bytes + inside,
@@ -201,13 +194,7 @@ class StripeLayout:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values for a manifest."""
-        return {
-            "version": LAYOUT_VERSION,
-            "chunk_bytes": self.chunk_bytes,
-            "num_drives": self.num_drives,
-            "pattern": list(self.pattern),
-            "num_chunks": self.num_chunks,
-        }
+        return {"version": LAYOUT_VERSION, **to_builtins(self)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "StripeLayout":
@@ -218,13 +205,7 @@ class StripeLayout:
         """
         refuse_other_version("striped layout", fields, LAYOUT_VERSION)
         try:
-            file = convert(fields, StripeFile, where="layout")
-            return cls(
-                chunk_bytes=file.chunk_bytes,
-                num_drives=file.num_drives,
-                pattern=file.pattern,
-                num_chunks=file.num_chunks,
-            )
+            return convert(fields, cls, where="layout")
         except ConfigError as error:
             raise damaged_fields("striped layout", error) from None
 

@@ -7,22 +7,28 @@ Made by `striped_file`; opaque to its callers.
 
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lohan.errors import Corrupt, StorageError, bug
-from lohan.ssd.checksums import ChecksumTable, Stretch, checksum_memory
-from lohan.ssd.engines.engine import IoEngine, Operation, Ticket
-from lohan.ssd.layout import StripeLayout
+from lohan.ssd.checksums import Stretch, checksum_memory
+from lohan.ssd.engines.engine import Operation, Ticket
+
+if TYPE_CHECKING:
+    from lohan.ssd.striped_file import StripedFile
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StripedTicket:
     """The promise of one request to a striped file. See note "what a ticket promises"."""
 
+    file: "StripedFile"
     operation: Operation
     offset_bytes: int
     """In the logical space."""
     asked_bytes: int
     address: int
+    what: str = ""
+    """What moves, for messages; whoever asked may know more of it than the file does."""
     parts: list[Ticket] = field(default_factory=list)
     written: list[Stretch] = field(default_factory=list)
     """Checksums to enter once the write is good."""
@@ -32,70 +38,71 @@ class StripedTicket:
     _is_settled: bool = False
     _error: StorageError | None = None
 
-    def is_done(self, engine: IoEngine) -> bool:
-        """Whether settling would not block on a drive."""
-        return self._is_settled or all(engine.is_done(part) for part in self.parts)
+    def is_done(self) -> bool:
+        """Whether `wait` would not block on a drive. May block: no."""
+        return self._is_settled or all(map(self.file.engine.is_done, self.parts))
 
-    def settle(
-        self,
-        engine: IoEngine,
-        checksums: ChecksumTable,
-        layout: StripeLayout,
-        paths: tuple[str, ...],
-    ) -> StorageError | None:
-        """Wait for every part, then do once what follows from it. Returns the first error.
+    def wait(self) -> None:
+        """Wait for all parts of the request; the memory is the caller's again when this ends.
+
+        Raises:
+            StorageError: one part failed; all parts are over.
+            Corrupt: what was read is not what was written.
+        """
+        error = self.settle()
+        if error is not None:
+            raise error
+
+    def settle(self) -> StorageError | None:
+        """As `wait`, but gives the error back: for cleaning up after another one.
 
         Runs on: any thread. May block: yes, on the drives. All parts are waited for even when one
         failed: until then the memory is not the caller's. So an interrupt is raised when they are
         over; a second one at once, for a drive may never answer.
         """
-        error, interrupt = self._await_parts(engine)
-        error = self._settle_once(error, checksums, layout, paths)
+        try:
+            error, interrupt = self._await_parts()
+            error = self._settle_once(error)
+        finally:
+            self.file.leave(self)
         if interrupt is not None:
             raise interrupt
         return error
 
-    def _await_parts(
-        self, engine: IoEngine
-    ) -> tuple[StorageError | None, KeyboardInterrupt | None]:
+    def _await_parts(self) -> tuple[StorageError | None, KeyboardInterrupt | None]:
         error, interrupt = None, None
         for part in self.parts:
             try:
                 try:
-                    engine.wait(part)
+                    self.file.engine.wait(part)
                 except KeyboardInterrupt as raised:
                     if interrupt is not None:
                         raise
                     interrupt = raised
-                    engine.wait(part)
+                    self.file.engine.wait(part)
             except StorageError as failed:
                 error = error or failed
         return error, interrupt
 
-    def _settle_once(
-        self,
-        error: StorageError | None,
-        checksums: ChecksumTable,
-        layout: StripeLayout,
-        paths: tuple[str, ...],
-    ) -> StorageError | None:
+    def _settle_once(self, error: StorageError | None) -> StorageError | None:
+        """Do once what follows from the end of all parts."""
         with self._lock:
             if not self._is_settled:
-                if error is None:
-                    error = self._find_corruption(layout, paths)
+                error = error or self._find_corruption()
                 if error is None:
                     for stretch in self.written:
-                        checksums.record(stretch)
-                self._error = error
-                self._is_settled = True
+                        self.file.checksums.record(stretch)
+                if error is not None and self.what:
+                    error = error.retold(what=f"{self.what}: {error.what}")
+                self._error, self._is_settled = error, True
             return self._error
 
-    def _find_corruption(self, layout: StripeLayout, paths: tuple[str, ...]) -> Corrupt | None:
+    def _find_corruption(self) -> Corrupt | None:
         for stretch in self.expected:
             start = self.address + stretch.offset_bytes - self.offset_bytes
             found = checksum_memory(start, stretch.nbytes)
             if found != stretch.checksum:
-                return corrupt(stretch, found, layout, paths)
+                return self.file.corrupt(stretch, found)
         return None
 
 
@@ -156,30 +163,3 @@ class RangesInUse:
                 f"{event} over {nbytes} bytes at logical offset {offset_bytes} of "
                 f"{self._name!r} while a {other.operation.name.lower()} there was not waited for"
             )
-
-
-def corrupt(stretch: Stretch, found: int, layout: StripeLayout, paths: tuple[str, ...]) -> Corrupt:
-    """The error for bytes that are not those that were written."""
-    piece = next(layout.pieces(stretch.offset_bytes, stretch.nbytes))
-    return Corrupt(
-        f"{stretch.nbytes} bytes read back have checksum {found:#010x}, written were "
-        f"{stretch.checksum:#010x}",
-        why="the drive, or something else that wrote to the file, changed them; training on would "
-        "spread the damage",
-        remedy="check the drive's health (smartctl) and resume from an older checkpoint",
-        path=paths[piece.drive],
-        offset_bytes=piece.offset_bytes,
-        asked_bytes=stretch.nbytes,
-    )
-
-
-def unverifiable(path: str, offset_bytes: int, nbytes: int) -> StorageError:
-    """The error for a range whose checksums do not cover it."""
-    return StorageError(
-        f"{nbytes} bytes at logical offset {offset_bytes} cannot be verified",
-        why="part of the range was never written, or was written in other pieces, or without "
-        "checksums",
-        remedy="verify whole extents after they were wholly written",
-        path=path,
-        asked_bytes=nbytes,
-    )

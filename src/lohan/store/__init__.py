@@ -4,17 +4,19 @@ Owns what is valid after a crash. Imported by `lanes`, `engine` and `train`. Nev
 """
 
 from lohan.store.activations import SwapFile, SwapKey
-from lohan.store.files.counters import StoreCounters
-from lohan.store.files.tickets import RamBuffer, StoreTicket
+from lohan.store.files.tickets import RamBuffer, StoreCounters, StoreTicket, wait_for
 from lohan.store.format.layout import (
     GRAIN,
+    TRAINABLE_PARTS,
     BlockLayout,
     ByteRange,
+    ComputeFormat,
+    MasterFormat,
+    Part,
     StateLayout,
     TensorEntry,
     TensorPlace,
 )
-from lohan.store.format.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
 from lohan.store.format.residents import (
     MIN_SCRATCH_BYTES,
     SCRATCH_BYTES,
@@ -31,8 +33,7 @@ from lohan.store.left_runs import (
     remove_left_run,
 )
 from lohan.store.opening import StateStoreWarning, create_states, open_states
-from lohan.store.seals.manifest import CopiesInDoubt, Manifest
-from lohan.store.seals.manifest_search import FoundManifest, find_manifest
+from lohan.store.seals.manifest import CopiesInDoubt, FoundManifest, Manifest, find_manifest
 from lohan.store.states import StateStore
 
 __all__ = [
@@ -71,4 +72,5 @@ __all__ = [
     "refuse_removal",
     "remove_left_run",
     "resident_bytes",
+    "wait_for",
 ]

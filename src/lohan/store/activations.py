@@ -1,10 +1,12 @@
 """Swapped operator outputs: from a RAM buffer to SSD during forward, and back before backward.
 
 Owns the SSD room, reserved once and used anew every step, and where each output lies. The buffers
-are the caller's: leased here in exact sizes against a budget, or its own. Which outputs are
-swapped is the plan's choice. Nothing here survives the process. Called by `lanes`.
+are the caller's. Which outputs are swapped is the plan's choice. Nothing here survives the process.
+Called by `lanes`.
 """
 
+import errno
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +15,19 @@ import torch
 
 from lohan.errors import StorageError, bug
 from lohan.ssd import (
-    ALIGNMENT_BYTES,
     CHUNK_BYTES,
-    Buffer,
-    BufferPool,
     DriveId,
     Extent,
     IoEngine,
-    Operation,
     Priority,
     RunDirectories,
+    StripedFile,
     StripedTicket,
+    add_drives,
+    whole_pages,
 )
-from lohan.store.files.counters import StoreCounters, Tally
-from lohan.store.files.rewording import named_error
-from lohan.store.files.scratch_file import make_scratch_file
-from lohan.store.files.tickets import RamBuffer, StoreTicket, checked_memory
-from lohan.units import format_bytes
+from lohan.ssd.stripe_files import file_name
+from lohan.store.files.tickets import RamBuffer, StoreCounters, StoreTicket, Tally, checked_memory
 from lohan.vocabulary import BlockId
 
 ACTIVATIONS_NAME = "activations"
@@ -53,11 +51,10 @@ class SwapKey:
 
 
 class SwapFile:
-    """Bytes by key. All methods: run on any thread; only `wait` and `close` may block.
+    """Bytes by key. All methods: any thread; only `close` and waiting for tickets may block.
 
     Args:
         capacity_bytes: SSD room for all outputs that are swapped at one time, in whole pages.
-        ram_budget_bytes: what leased buffers may have together.
 
     Raises:
         OutOfSpace, StorageError: there is no room; nothing is left behind.
@@ -69,60 +66,29 @@ class SwapFile:
         *,
         engine: IoEngine,
         capacity_bytes: int,
-        ram_budget_bytes: int | None = None,
         drives: Sequence[DriveId] | None = None,
         weights: Sequence[float] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._file = make_scratch_file(
+        drives = add_drives(engine, run.paths) if drives is None else drives
+        _remove_leftover(run, engine, drives)
+        self._file = StripedFile.create(
             run,
-            ACTIVATIONS_NAME,
+            name=ACTIVATIONS_NAME,
             engine=engine,
-            drives=drives,
-            weights=weights,
             capacity_bytes=capacity_bytes,
+            weights=weights,
+            drives=drives,
             chunk_bytes=chunk_bytes,
         )
-        self._pool = BufferPool(name="swapped activations", slot_bytes=1, num_slots=0)
-        self._budget_bytes = ram_budget_bytes
         self._tally = Tally()
         self._lock = threading.Lock()
         self._extents: dict[SwapKey, tuple[Extent, int]] = {}
-        self._buffers: set[Buffer] = set()
-
-    @property
-    def ram_held_bytes(self) -> int:
-        """Bytes of the buffers that are out."""
-        return self._pool.in_use_bytes
 
     @property
     def counters(self) -> StoreCounters:
         """SSD traffic so far."""
         return self._tally.counters
-
-    def lease(self, nbytes: int) -> Buffer:
-        """A buffer of exactly `nbytes`, in whole pages; give it to `take_back`. May block: no.
-
-        Raises:
-            ScheduleError: the budget would be exceeded: the schedule frees buffers too late.
-        """
-        rounded = _whole_pages(nbytes)
-        with self._lock:
-            held = self._pool.in_use_bytes
-            if self._budget_bytes is not None and held + rounded > self._budget_bytes:
-                raise bug(
-                    f"a buffer of {format_bytes(rounded)} for an activation was asked for with "
-                    f"{format_bytes(held)} of {format_bytes(self._budget_bytes)} in use"
-                )
-            buffer = self._pool.allocate(rounded)
-            self._buffers.add(buffer)
-            return buffer
-
-    def take_back(self, buffer: Buffer) -> None:
-        """End a lease."""
-        with self._lock:
-            self._pool.take_back(buffer)
-            self._buffers.discard(buffer)
 
     def start_put(
         self,
@@ -141,7 +107,7 @@ class SwapFile:
             OutOfSpace: the reserved room is used up.
             ScheduleError: the key is in use, or the memory too small.
         """
-        checked_memory(str(key), memory, offset_bytes, _whole_pages(nbytes))
+        checked_memory(str(key), memory, offset_bytes, whole_pages(nbytes))
         with self._lock:
             if key in self._extents:
                 raise bug(f"{key} was put twice")
@@ -153,12 +119,13 @@ class SwapFile:
                 address=memory.address + offset_bytes,
                 nbytes=extent.nbytes,
                 priority=priority,
+                what=str(key),
             )
         except BaseException:
             self.drop(key)
             raise
         self._tally.add(written_bytes=extent.nbytes)
-        return self._ticket(Operation.WRITE, key, memory, offset_bytes, extent, nbytes, striped)
+        return _ticket(key, memory, offset_bytes, nbytes, striped)
 
     def start_get(
         self,
@@ -182,30 +149,10 @@ class SwapFile:
             nbytes=extent.nbytes,
             priority=priority,
             should_verify=True,
+            what=str(key),
         )
         self._tally.add(read_bytes=extent.nbytes, verified_bytes=extent.nbytes)
-        return self._ticket(Operation.READ, key, memory, offset_bytes, extent, nbytes, striped)
-
-    def is_done(self, ticket: StoreTicket) -> bool:
-        """Whether `wait` would not block. May block: no."""
-        return ticket.striped is None or self._file.is_done(ticket.striped)
-
-    def wait(self, ticket: StoreTicket) -> None:
-        """Wait for a request. Twice is fine.
-
-        Raises:
-            StorageError: it failed, or what was read is not what was put.
-        """
-        error = self.settle(ticket)
-        if error is not None:
-            raise error
-
-    def settle(self, ticket: StoreTicket) -> StorageError | None:
-        """As `wait`, but gives the error back."""
-        if ticket.striped is None:
-            return None
-        error = self._file.settle(ticket.striped)
-        return named_error(error, ticket.what) if error is not None else None
+        return _ticket(key, memory, offset_bytes, nbytes, striped)
 
     def drop(self, key: SwapKey) -> None:
         """Forget an output; its requests must have been waited for. May block: no."""
@@ -215,42 +162,38 @@ class SwapFile:
             del self._extents[key]
 
     def close(self) -> None:
-        """Finish what was started, delete the file, take all buffers back. Twice is fine."""
+        """Finish what was started and delete the file. Twice is fine."""
         self._file.close(should_delete=True)
         with self._lock:
-            for buffer in self._buffers:
-                self._pool.take_back(buffer)
-            self._buffers.clear()
             self._extents.clear()
-        self._pool.close()
 
     def _find(self, key: SwapKey) -> tuple[Extent, int]:
         if key not in self._extents:
             raise bug(f"{key} was asked for, but was never put, or was dropped")
         return self._extents[key]
 
-    def _ticket(
-        self,
-        operation: Operation,
-        key: SwapKey,
-        memory: RamBuffer,
-        offset_bytes: int,
-        extent: Extent,
-        nbytes: int,
-        striped: StripedTicket,
-    ) -> StoreTicket:
-        return StoreTicket(
-            what=str(key),
-            operation=operation,
-            memory=memory,
-            offset_bytes=offset_bytes,
-            nbytes=extent.nbytes,
-            num_elements=nbytes,
-            dtype=torch.uint8,
-            key=key,
-            striped=striped,
-        )
+
+def _ticket(
+    key: SwapKey, memory: RamBuffer, offset_bytes: int, nbytes: int, striped: StripedTicket
+) -> StoreTicket:
+    return StoreTicket(
+        memory=memory,
+        offset_bytes=offset_bytes,
+        num_elements=nbytes,
+        dtype=torch.uint8,
+        key=key,
+        striped=striped,
+    )
 
 
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def _remove_leftover(run: RunDirectories, engine: IoEngine, drives: Sequence[DriveId]) -> None:
+    """Remove what a killed process of the same run left."""
+    # The directories are this run's and locked, so the leftover is ours and nobody uses it.
+    for directory, drive in zip(run.paths, drives, strict=True):
+        for number in range(len(run.paths)):
+            path = os.path.join(directory, file_name(ACTIVATIONS_NAME, number))
+            try:
+                engine.remove_file(engine.open_file(path, drive=drive))
+            except StorageError as error:
+                if error.errno != errno.ENOENT:
+                    raise

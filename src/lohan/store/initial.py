@@ -17,16 +17,18 @@ import torch
 
 from lohan import _native
 from lohan.errors import ConfigError
-from lohan.ssd import ALIGNMENT_BYTES, Buffer, StripedTicket
+from lohan.ssd import ALIGNMENT_BYTES, Buffer, StripedTicket, whole_pages
 from lohan.store.files.state_file import Home, StateFile
 from lohan.store.format.layout import (
     GRAIN,
     ByteRange,
+    ComputeFormat,
+    MasterFormat,
+    Part,
     StateLayout,
     TensorEntry,
     TensorPlace,
 )
-from lohan.store.format.parts import ComputeFormat, MasterFormat, Part
 from lohan.store.format.residents import Residents
 from lohan.vocabulary import BlockId
 
@@ -142,7 +144,7 @@ class _Side:
     """One half of the scratch memory: values of a piece, and the writes that use it."""
 
     address: int
-    writes: list[tuple[Home, StripedTicket]]
+    writes: list[StripedTicket]
 
 
 class _Writer:
@@ -190,17 +192,14 @@ class _Writer:
     def settle(self) -> None:
         """Wait for all writes, whatever becomes of them."""
         for side in self._sides:
-            for _, ticket in side.writes:
-                self._file.settle(ticket, "")
+            for ticket in side.writes:
+                ticket.settle()
             side.writes.clear()
 
     def _wait_side(self, side: _Side) -> None:
         while side.writes:
-            home, ticket = side.writes[0]
-            error = self._file.settle(ticket, self._file.describe(home))
+            side.writes[0].wait()
             del side.writes[0]
-            if error is not None:
-                raise error
 
     def _write_piece(
         self,
@@ -246,10 +245,7 @@ class _Writer:
                 self._shared_pages.add((home, offset_bytes))
                 ctypes.memset(address, 0, ALIGNMENT_BYTES)
                 continue
-            ticket = self._file.start_read(home, where, address=address, should_verify=True)
-            error = self._file.settle(ticket, self._file.describe(home))
-            if error is not None:
-                raise error
+            self._file.start_read(home, where, address=address, should_verify=True).wait()
         return span
 
     def _write_span(self, span: "_Span", side: _Side) -> None:
@@ -257,9 +253,7 @@ class _Writer:
             return
         for where in span.writes():
             address = span.start + where.offset_bytes - span.first_page
-            side.writes.append(
-                (span.home, self._file.start_write(span.home, where, address=address))
-            )
+            side.writes.append(self._file.start_write(span.home, where, address=address))
 
     def _convert(
         self,
@@ -333,7 +327,7 @@ class _Span:
 
     @property
     def end_page(self) -> int:
-        return -(-self.last // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return whole_pages(self.last)
 
     def shared_pages(self) -> list[int]:
         """Offsets of pages that hold bytes of others, or padding."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from lohan.errors import CheckpointError, ConfigError, StorageError
 from lohan.ssd import RunDirectories, RunPart, find_run_parts
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.ssd.runs.run_directory import LOCK_NAME
 from lohan.store.activations import ACTIVATIONS_NAME
 from lohan.store.files.state_file import STATES_NAME
@@ -24,6 +24,7 @@ from lohan.store.seals.manifest import MANIFEST_NAME, NAMES, Manifest, NewerForm
 MEASUREMENT_PREFIX = "measure-"
 """How the run ids of measurements begin."""
 _PROBE_NAME = "probe"
+_NOT_REMOVED = "a run could not be removed"
 _STRIPE_FILE = re.compile(rf"(?:{STATES_NAME}|{ACTIVATIONS_NAME})\.(?P<drive>\d{{1,4}})\.bin")
 _MODEL_KEYS = ("model", "model_name_or_path", "model_name", "model_id")
 
@@ -298,28 +299,19 @@ def remove_left_run(run: LeftRun, *, is_incomplete_fine: bool = False) -> Remova
 def _delete(directories: Sequence[str], run_id: str, *, should_take_manifests: bool) -> int:
     removed_bytes = 0
     for directory in directories:
-        try:
-            with os.scandir(directory) as entries:
-                found = [
-                    (entry.path, entry.stat(follow_symlinks=False))
-                    for entry in entries
-                    if entry.is_file(follow_symlinks=False)
-                    and _is_own(entry.name, run_id)
-                    and entry.name != LOCK_NAME
-                    and (entry.name in NAMES) is should_take_manifests
-                ]
-        except OSError as error:
-            raise _refused(error, directory) from None
+        with storage_errors(_NOT_REMOVED, directory), os.scandir(directory) as entries:
+            found = [
+                (entry.path, entry.stat(follow_symlinks=False))
+                for entry in entries
+                if entry.is_file(follow_symlinks=False)
+                and _is_own(entry.name, run_id)
+                and entry.name != LOCK_NAME
+                and (entry.name in NAMES) is should_take_manifests
+            ]
         for path, status in found:
             if status.st_uid != os.geteuid():
                 continue
-            try:
+            with storage_errors(_NOT_REMOVED, path):
                 os.unlink(path)
-            except OSError as error:
-                raise _refused(error, path) from None
             removed_bytes += status.st_blocks * 512
     return removed_bytes
-
-
-def _refused(error: OSError, path: str) -> StorageError:
-    return storage_error("a run could not be removed", error.errno or errno.EIO, path=path)

@@ -1,9 +1,13 @@
 """Tensors out of the store: fp32 masters and moments, one tensor at a time.
 
 Owns cutting a tensor's positions into pages, reading ahead of nothing (it is for exports and
-tests), and rebuilding masters. Called through `StateStore.masters` and `moments`.
+tests), rebuilding masters, and putting the slices of several ranks together. Called through
+`StateStore.masters` and `moments`; joined by whoever looks at runs that were left (`lohan check`,
+`export`), for whom one rank alone is the simple case.
 """
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,12 +15,12 @@ import torch
 
 from lohan import _native
 from lohan.ssd import ALIGNMENT_BYTES, Buffer
-from lohan.store.files.tickets import StoreTicket
-from lohan.store.format.layout import GRAIN, TensorPlace
-from lohan.store.format.parts import ComputeFormat, MasterFormat, Part
+from lohan.store.files.tickets import StoreTicket, wait_for
+from lohan.store.format.layout import GRAIN, ComputeFormat, MasterFormat, Part, TensorPlace
 from lohan.vocabulary import BlockId
 
 if TYPE_CHECKING:
+    from lohan.store.seals.manifest import Manifest
     from lohan.store.states import StateStore
 
 
@@ -101,11 +105,8 @@ def _pieces(
                         block, part, begin, end, scratch, offset_bytes=number * room_bytes
                     )
                 )
-            for ticket in tickets:
-                store.wait(ticket)
         finally:
-            for ticket in tickets:
-                store.settle(ticket)
+            wait_for(tickets)
         inside = slice(position - begin, after - begin)
         outside = slice(position - place.begin, after - place.begin)
         yield (
@@ -140,3 +141,76 @@ def _rebuild(
             num_elements=count,
             num_threads=1,
         )
+
+
+class JoinedStates:
+    """The stores of all ranks of a run, in their order, of one seal."""
+
+    def __init__(self, stores: Sequence["StateStore"]) -> None:
+        self._stores, self.num_ranks = stores, len(stores)
+
+    @property
+    def sealed(self) -> "Manifest":
+        """Of the first rank, which speaks for all."""
+        sealed = self._stores[0].sealed
+        assert sealed is not None, "stores are opened from a seal"
+        return sealed
+
+    @property
+    def compute_format(self) -> ComputeFormat:
+        """What weights are computed with."""
+        return self._stores[0].layout.compute_format
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all ranks together."""
+        return sum(
+            block.part_bytes(part)
+            for store in self._stores
+            for block in store.layout.blocks
+            for part in block.parts
+        )
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """The tensors that have states."""
+        entries = [e for one in self._stores for b in one.layout.blocks for e in b.tensors]
+        return frozenset(entry.name for entry in entries if entry.is_trainable)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every tensor; of several ranks its number of elements, which is all they know."""
+        entries = [e for one in self._stores for b in one.layout.blocks for e in b.tensors]
+        if self.num_ranks == 1:
+            return {entry.name: entry.shape for entry in entries}
+        sizes: Counter[str] = Counter()
+        for entry in entries:
+            sizes[entry.name] += entry.num_parameters
+        return {name: (size,) for name, size in sizes.items()}
+
+    def masters(self, *, are_frozen_wanted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor's name and fp32 master, streaming; of several ranks without its shape."""
+        if self.num_ranks == 1:
+            yield from self._stores[0].masters(are_frozen_wanted=are_frozen_wanted)
+            return
+        with contextlib.ExitStack() as stack:
+            own = [one.masters(are_frozen_wanted=are_frozen_wanted) for one in self._stores]
+            for one in own:
+                stack.callback(one.close)  # type: ignore[attr-defined]
+            for blocks in zip(*(store.layout.blocks for store in self._stores), strict=True):
+                names = [
+                    [e.name for e in block.tensors if are_frozen_wanted or e.is_trainable]
+                    for block in blocks
+                ]
+                for name, holders in _merged(names):
+                    yield name, torch.cat([next(own[rank])[1].view(-1) for rank in holders])
+
+
+def _merged(lists: list[list[str]]) -> Iterator[tuple[str, list[int]]]:
+    """Names in an order that all lists keep, and which lists have each."""
+    while any(lists):
+        heads = [own[0] for own in lists if own]
+        name = next(n for n in heads if all(n not in own[1:] for own in lists))
+        holders = [number for number, own in enumerate(lists) if own and own[0] == name]
+        for number in holders:
+            lists[number].pop(0)
+        yield name, holders

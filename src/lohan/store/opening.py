@@ -9,14 +9,12 @@ import warnings
 from collections.abc import Sequence
 
 from lohan.errors import Corrupt
-from lohan.ssd import CHUNK_BYTES, DriveId, IoEngine, RunDirectories
-from lohan.store.files.rewording import explained_error
-from lohan.store.files.state_file import StateFile
+from lohan.ssd import CHUNK_BYTES, DriveId, IoEngine, RunDirectories, Stretch, StripedFile
+from lohan.store.files.state_file import STATES_NAME, StateFile, checksum_pieces, homes
 from lohan.store.format.layout import StateLayout, refuse_other_layout
 from lohan.store.format.residents import SCRATCH_BYTES, ResidentParts, Residents
 from lohan.store.format.slots import BlockSlots, SlotCount
-from lohan.store.seals.manifest import Manifest
-from lohan.store.seals.manifest_search import find_manifest
+from lohan.store.seals.manifest import Manifest, find_manifest
 from lohan.store.seals.sealing import SealBook, load_residents, verify_homes
 from lohan.store.states import StateStore
 from lohan.vocabulary import BlockId
@@ -61,20 +59,22 @@ def create_states(
         scratch_bytes=scratch_bytes,
     )
     try:
-        file = StateFile.create(
+        wanted = list(homes(layout, slot_count))
+        file = StripedFile.create(
             run,
-            layout,
-            slot_count,
+            name=STATES_NAME,
             engine=engine,
-            drives=drives,
+            capacity_bytes=sum(nbytes for _, nbytes in wanted),
             weights=weights,
+            drives=drives,
             chunk_bytes=chunk_bytes,
         )
+        extents = {home: file.allocate(nbytes) for home, nbytes in wanted}
     except BaseException:
         residents.close()
         raise
     store = StateStore(
-        file=file,
+        file=StateFile(layout, file, extents),
         residents=residents,
         slots=_books(layout, slot_count, None),
         slot_count=slot_count,
@@ -132,17 +132,18 @@ def open_states(
         ram_budget_bytes=ram_budget_bytes,
         scratch_bytes=scratch_bytes,
     )
-    file = None
+    striped = None
     try:
-        file = StateFile.attach(
+        striped = StripedFile.attach(
             run,
-            manifest.layout,
-            stripe=manifest.stripe,
-            extents=dict(manifest.extents),
-            checksums=dict(manifest.checksums),
+            name=STATES_NAME,
+            layout=manifest.stripe,
+            extents=tuple(manifest.extents.values()),
+            checksums=_stretches(manifest),
             engine=engine,
             drives=drives,
         )
+        file = StateFile(manifest.layout, striped, dict(manifest.extents))
         seals = SealBook(
             run, slot_count=manifest.slot_count, store_key=manifest.store_key, last=manifest
         )
@@ -159,8 +160,8 @@ def open_states(
                 stacklevel=2,
             )
     except BaseException:
-        if file is not None:
-            file.close()
+        if striped is not None:
+            striped.close()
         residents.close()
         raise
     return StateStore(
@@ -171,6 +172,18 @@ def open_states(
         seals=seals,
         should_verify_reads=should_verify_reads,
     )
+
+
+def _stretches(manifest: Manifest) -> list[Stretch]:
+    """Checksums as the file keeps them: apart, each on one drive, so that damage is found there."""
+    chunk_bytes = manifest.stripe.chunk_bytes
+    return [
+        Stretch(offset_bytes=piece.offset_bytes, nbytes=piece.nbytes, checksum=checksum)
+        for home, found in manifest.checksums.items()
+        for piece, checksum in zip(
+            checksum_pieces(manifest.extents[home], chunk_bytes), found, strict=True
+        )
+    ]
 
 
 def _take_over(
@@ -192,8 +205,7 @@ def _take_over(
         load_residents(file, residents, slots)
     except Corrupt as error:
         if manifest.slot_count is SlotCount.ONE:
-            raise explained_error(
-                error,
+            raise error.retold(
                 why="the run keeps one slot per block, so an update that was going on when it "
                 "stopped has overwritten what was sealed (or a drive changed bytes)",
                 remedy="start from a checkpoint elsewhere; use two slots to be able to resume",

@@ -7,19 +7,25 @@ read, update and seal is the caller's. Called by `lanes` and by checkpoints.
 
 import ctypes
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from lohan.errors import StorageError
-from lohan.ssd import Buffer, Operation, Priority, StripedTicket
-from lohan.store.files.counters import StoreCounters
+from lohan.ssd import Buffer, Priority, StripedTicket
 from lohan.store.files.state_file import Home, StateFile, home_of
-from lohan.store.files.tickets import RamBuffer, StoreTicket, checked_memory, dtype_of
-from lohan.store.format.layout import ByteRange
-from lohan.store.format.parts import Part
+from lohan.store.files.tickets import (
+    RamBuffer,
+    StoreCounters,
+    StoreTicket,
+    checked_memory,
+    dtype_of,
+    wait_for,
+)
+from lohan.store.format.layout import ByteRange, Part
 from lohan.store.format.residents import Residents
 from lohan.store.format.slots import BlockSlots, BlockState, SlotCount
 from lohan.store.initial import Moments, fill_states, verify_fill
@@ -28,19 +34,20 @@ from lohan.store.seals.manifest import Manifest
 from lohan.store.seals.sealing import (
     Agree,
     SealBook,
+    WholeStoreTurn,
     due_residents,
     verifiable_homes,
     verify_homes,
 )
-from lohan.store.whole_store import WholeStoreTurn
 from lohan.vocabulary import BlockId
 
 
 class StateStore:
     """Parts of blocks by position. Made by `create_states` and `open_states`; close it.
 
-    All methods: run on any thread. `wait`, `finish_update`, `fill`, `seal`, `verify`, `close` and
-    reading masters may block. See the note "slots of a block" for what may follow what.
+    All methods: run on any thread. `finish_update`, `fill`, `seal`, `verify`, `close`, reading
+    masters and waiting for tickets may block. See the note "slots of a block" for what may follow
+    what.
     """
 
     def __init__(
@@ -82,11 +89,6 @@ class StateStore:
             return sum(buffer.nbytes for _, buffer in due)
 
     @property
-    def ram_held_bytes(self) -> int:
-        """RAM leased now; never above the budget."""
-        return self._residents.held_bytes
-
-    @property
     def ram_peak_bytes(self) -> int:
         """Most RAM ever leased."""
         return self._residents.peak_bytes
@@ -94,7 +96,7 @@ class StateStore:
     @property
     def paths(self) -> tuple[str, ...]:
         """The file of each drive."""
-        return self._file.paths
+        return self._file.file.paths
 
     @property
     def resident_regions(self) -> tuple[tuple[int, int], ...]:
@@ -147,8 +149,7 @@ class StateStore:
             home = home_of(block, part, books.current_slot)
         resident = self._residents.find(block, part)
         if resident is not None:
-            at = where.offset_bytes
-            return self._ticket(Operation.READ, home, begin, end, where, resident, at, None)
+            return self._ticket(home, begin, end, resident, where.offset_bytes)
         memory = checked_memory(self._file.describe(home), memory, offset_bytes, where.nbytes)
         striped = self._file.start_read(
             home,
@@ -156,8 +157,9 @@ class StateStore:
             address=memory.address + offset_bytes,
             priority=priority,
             should_verify=self._should_verify_reads,
+            what=self._words(home, begin, end),
         )
-        return self._ticket(Operation.READ, home, begin, end, where, memory, offset_bytes, striped)
+        return self._ticket(home, begin, end, memory, offset_bytes, striped)
 
     def begin_update(self, block: BlockId) -> None:
         """Say that every part of a block is about to be written. May block: no.
@@ -231,46 +233,23 @@ class StateStore:
             inside = resident.address + where.offset_bytes
             if inside != address:
                 ctypes.memmove(inside, address, where.nbytes)
-            at = where.offset_bytes
-            return self._ticket(Operation.WRITE, home, begin, end, where, resident, at, None)
-        striped = self._file.start_write(home, where, address=address, priority=priority)
+            return self._ticket(home, begin, end, resident, where.offset_bytes)
+        what = self._words(home, begin, end)
+        striped = self._file.start_write(home, where, address=address, priority=priority, what=what)
         ticket = self._ticket(
-            Operation.WRITE, home, begin, end, where, memory, offset_bytes, striped
+            home, begin, end, memory, offset_bytes, striped, partial(self._end_write, block)
         )
         with self._lock:
             self._writes[block].append(ticket)
         return ticket
 
-    def is_done(self, ticket: StoreTicket) -> bool:
-        """Whether `wait` would not block. May block: no."""
-        return ticket.striped is None or self._file.is_done(ticket.striped)
-
-    def wait(self, ticket: StoreTicket) -> None:
-        """Wait for a request; its memory is the caller's again when this ends. Twice is fine.
-
-        Raises:
-            StorageError: it failed. A failed write leaves the block torn.
-            Corrupt: what was read is not what was written.
-        """
-        error = self.settle(ticket)
-        if error is not None:
-            raise error
-
-    def settle(self, ticket: StoreTicket) -> StorageError | None:
-        """As `wait`, but gives the error back: for cleaning up after another one."""
-        if ticket.striped is None:
-            return None
-        error = self._file.settle(ticket.striped, ticket.what)
-        if ticket.operation is Operation.WRITE:
-            block = ticket.key
-            assert isinstance(block, int)
-            block = BlockId(block)
-            with self._lock:
-                if ticket in self._writes[block]:
-                    self._writes[block].remove(ticket)
-                    if error is not None:
-                        self._books_of(block).tear(f"a write failed: {error.what}")
-        return error
+    def _end_write(self, block: BlockId, ticket: StoreTicket, error: StorageError | None) -> None:
+        """A write was waited for, for the first time or again."""
+        with self._lock:
+            if ticket in self._writes[block]:
+                self._writes[block].remove(ticket)
+                if error is not None:
+                    self._books_of(block).tear(f"a write failed: {error.what}")
 
     def finish_update(self, block: BlockId) -> None:
         """Wait for the writes of an update: from now on reads give its values. May block: yes.
@@ -281,9 +260,7 @@ class StateStore:
         """
         with self._lock:
             writes = tuple(self._writes[block])
-        errors = [error for error in map(self.settle, writes) if error is not None]
-        if errors:
-            raise errors[0]
+        wait_for(writes)
         with self._lock:
             self._books_of(block).finish_update()
 
@@ -383,7 +360,7 @@ class StateStore:
         """
         if should_delete:
             self._seals.remove()
-        self._file.close(should_delete=should_delete)
+        self._file.file.close(should_delete=should_delete)
         self._residents.close()
 
     def __enter__(self) -> "StateStore":
@@ -401,25 +378,25 @@ class StateStore:
         self.layout.block(block)
         return self._slots[block]
 
+    def _words(self, home: Home, begin: int, end: int) -> str:
+        return f"positions [{begin}, {end}) of {self._file.describe(home)}"
+
     def _ticket(
         self,
-        operation: Operation,
         home: Home,
         begin: int,
         end: int,
-        where: ByteRange,
         memory: RamBuffer,
         offset_bytes: int,
-        striped: StripedTicket | None,
+        striped: StripedTicket | None = None,
+        ended: Callable[[StoreTicket, StorageError | None], None] | None = None,
     ) -> StoreTicket:
         return StoreTicket(
-            what=f"positions [{begin}, {end}) of {self._file.describe(home)}",
-            operation=operation,
             memory=memory,
             offset_bytes=offset_bytes,
-            nbytes=where.nbytes,
             num_elements=end - begin,
             dtype=self.dtype_of(home[2]),
             key=home[0],
             striped=striped,
+            ended=ended,
         )

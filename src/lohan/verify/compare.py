@@ -1,18 +1,22 @@
 """Trains a small model offloaded and in memory, in every case, and compares the bits.
 
-Owns the order of runs, their seeds, and finding the step in which a difference began. What equal
-means is in `differences`, the judge in `plain_loop`. Called by `lohan verify`.
+Owns the order of runs, their seeds, the processes of other ranks (this one is the first), and
+finding the step in which a difference began. What equal means is in `differences`, the judge in
+`plain_loop`. Called by `lohan verify`.
 """
 
 import contextlib
+import multiprocessing
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lohan.attaching import attach
@@ -31,9 +35,9 @@ from lohan.verify.plain_loop import (
     train_in_memory,
 )
 from lohan.verify.small_copy import Loss, SmallCopy, make_small_copy
-from lohan.verify.with_ranks import other_ranks
 
 _SEED = 11
+_END_SECONDS = 30.0
 _LEARNING_RATE = 3e-3
 _LEAST_RAM_BYTES, _MOST_RAM_BYTES = 4 * MIB, 2 * GIB
 
@@ -249,7 +253,7 @@ def verify_copy(
             _refuse_uneven(chosen, num_ranks)
             device = device or "cpu"
             words = (copy.name, trust_remote_code, places, device, ram, ram_bytes is not None)
-            stack.enter_context(other_ranks(num_ranks, _follow, words, chosen, num_steps))
+            stack.enter_context(_other_ranks(num_ranks, _follow, words, chosen, num_steps))
         runs = _Runs(copy, places, device, ram, ram_bytes is not None, observe, num_ranks=num_ranks)
         judged: dict[tuple[int, float | None, bool], Trained] = {}
         results: list[CaseResult] = []
@@ -409,6 +413,52 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _other_ranks(num_ranks: int, follow: Callable[..., None], *given: Any) -> Iterator[None]:
+    """Processes that call `follow(rank, num_ranks, *given)` while this one is the first rank.
+
+    Raises:
+        ConfigError: this process is a rank of something else already.
+    """
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process is in a process group already",
+            why="ranks that are compared are started here",
+            remedy="start it by itself, without torchrun",
+        )
+    # A process that has computed cannot be forked: its threads would be missing.
+    started = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="lohan-verify-ranks-") as place:
+        store = f"file://{place}/store"
+        others = [
+            started.Process(
+                target=_run_rank, args=(store, rank, num_ranks, follow, given), daemon=True
+            )
+            for rank in range(1, num_ranks)
+        ]
+        try:
+            for other in others:
+                other.start()
+            dist.init_process_group("gloo", init_method=store, rank=0, world_size=num_ranks)
+            yield
+            for other in others:
+                other.join(_END_SECONDS)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            for other in others:
+                if other.is_alive():
+                    other.terminate()
+
+
+def _run_rank(
+    store: str, rank: int, num_ranks: int, follow: Callable[..., None], given: tuple[Any, ...]
+) -> None:
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks)
+    follow(rank, num_ranks, *given)
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ def train_in_memory(
         for name, gradient in gradients.items():
             num_updates[name] += 1
             scalars = prepare_step(
-                rates[groups[id(named[name])]].settings,
+                rates[groups[id(named[name])]],
                 step=num_updates[name],
                 num_elements=gradient.numel(),
                 grad_scale=clip_scale(norm, optimizer.max_grad_norm) / scale,

@@ -95,7 +95,7 @@ def test_every_usable_kernel_gives_the_judges_bits(monkeypatch: pytest.MonkeyPat
 def test_a_kernel_that_updates_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from lohan import optimizer
 
-    monkeypatch.setattr(optimizer, "update_split", lambda *given, **named: None)
+    monkeypatch.setattr(optimizer, "update_states", lambda *given, **named: None)
     assert not software.gives_the_judges_bits("portable")
 
 

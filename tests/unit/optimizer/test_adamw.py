@@ -12,8 +12,7 @@ from lohan.optimizer import (
     AdamWSettings,
     PlainState,
     SplitState,
-    update_plain,
-    update_split,
+    update_states,
 )
 from support.optimizer_arrays import assert_same_bits, join_masters, mixed_floats, split_state
 
@@ -35,10 +34,10 @@ def test_split_and_plain_masters_are_the_same_numbers():
     adamw = AdamWSettings(lr=1e-2)
     for step in range(1, 20):
         g = torch.from_numpy(rng.standard_normal(3000).astype(numpy.float32))
-        update_split(
+        update_states(
             g, SplitState(**dict(zip(NAMES, split, strict=True))), settings=adamw, step=step
         )
-        update_plain(g, plain, settings=adamw, step=step)
+        update_states(g, plain, settings=adamw, step=step)
     joined = torch.empty(3000)
     join_masters(p16=split[0], lo16=split[1], v32=split[3], p32=joined)
     assert_same_bits(joined, plain.p32, "master")
@@ -71,7 +70,7 @@ def test_distance_from_torch_adamw_in_ulps(weight_decay, fused):
         theirs.grad, exact.grad = grad, grad.double()
         for optimizer in optimizers:
             optimizer.step()
-        update_plain(grad, ours, settings=AdamWSettings(**rates), step=step)
+        update_states(grad, ours, settings=AdamWSettings(**rates), step=step)
         if step == 1:
             assert float(ulps_from(ours.p32, theirs.detach()).max()) <= 1
             assert float(ulps_from(ours.p32, exact.detach()).max()) <= 0.51
@@ -96,7 +95,7 @@ def test_a_decay_below_half_an_ulp_still_counts():
         grad = torch.randn(count)
         for state, weight_decay in ((decayed, 0.02), (kept, 0.0)):
             adamw = AdamWSettings(lr=1e-6, weight_decay=weight_decay)
-            update_plain(grad, state, settings=adamw, step=step)
+            update_states(grad, state, settings=adamw, step=step)
     lost = float((kept.p32.double() - decayed.p32.double()).mean())
     assert lost == pytest.approx(num_steps * 2e-8, rel=0.05)
 
@@ -112,7 +111,7 @@ def test_python_threads_update_separate_chunks_at_once():
 
     def update(arrays, begin, end, num_threads):
         parts = dict(zip(NAMES, (one[begin:end] for one in arrays), strict=True))
-        update_split(
+        update_states(
             g[begin:end],
             SplitState(**parts),
             settings=adamw,
@@ -144,10 +143,10 @@ def test_results_do_not_depend_on_flushed_denormals_of_the_caller(isa, num_threa
         for _ in range(2)
     ]
     grad, adamw = torch.full((count,), 1e-39), AdamWSettings(lr=1e-3)
-    update_plain(grad, states[0], settings=adamw, step=1, isa=isa)
+    update_states(grad, states[0], settings=adamw, step=1, isa=isa)
     assert torch.set_flush_denormal(True)
     try:
-        update_plain(grad, states[1], settings=adamw, step=1, isa=isa, num_threads=num_threads)
+        update_states(grad, states[1], settings=adamw, step=1, isa=isa, num_threads=num_threads)
         # The caller's own mode is as it was.
         assert float(torch.full((1,), 1e-30) * torch.full((1,), 1e-10)) == 0.0
     finally:
@@ -159,14 +158,14 @@ def test_results_do_not_depend_on_flushed_denormals_of_the_caller(isa, num_threa
 
 def test_an_infinite_gradient_makes_the_weight_nan_and_is_not_hidden():
     state = PlainState(p32=torch.ones(2), m32=torch.zeros(2), v32=torch.zeros(2))
-    update_plain(torch.tensor([math.inf, 1.0]), state, settings=AdamWSettings(lr=0.1), step=1)
+    update_states(torch.tensor([math.inf, 1.0]), state, settings=AdamWSettings(lr=0.1), step=1)
     assert math.isnan(state.p32[0])
     assert math.isfinite(state.p32[1])
 
 
 def test_an_empty_chunk_and_no_ranges_change_nothing():
     nothing = PlainState(p32=torch.zeros(0), m32=torch.zeros(0), v32=torch.zeros(0))
-    update_plain(torch.zeros(0), nothing, settings=AdamWSettings(lr=0.1), step=1)
+    update_states(torch.zeros(0), nothing, settings=AdamWSettings(lr=0.1), step=1)
     state = PlainState(p32=torch.ones(3), m32=torch.zeros(3), v32=torch.zeros(3))
-    update_plain(torch.ones(3), state, settings=AdamWSettings(lr=0.1), step=1, ranges=[])
+    update_states(torch.ones(3), state, settings=AdamWSettings(lr=0.1), step=1, ranges=[])
     assert state.p32.tolist() == [1.0, 1.0, 1.0]

@@ -13,8 +13,7 @@ from lohan.optimizer import (
     PlainState,
     SplitState,
     available_isas,
-    update_plain,
-    update_split,
+    update_states,
 )
 
 NUM = 8
@@ -31,7 +30,7 @@ def split(**changed):
 
 
 def step(grad, state, **more):
-    update_split(grad, state, settings=AdamWSettings(lr=0.1), step=1, **more)
+    update_states(grad, state, settings=AdamWSettings(lr=0.1), step=1, **more)
 
 
 GRAD = torch.ones(NUM, dtype=torch.bfloat16)
@@ -137,7 +136,7 @@ def test_plain_state_checks_its_p16():
         p16=torch.zeros(NUM, dtype=torch.int16),
     )
     with pytest.raises(ConfigError, match="p16 is of format int16"):
-        update_plain(GRAD, state, settings=AdamWSettings(lr=0.1), step=1)
+        update_states(GRAD, state, settings=AdamWSettings(lr=0.1), step=1)
 
 
 def native_arguments(**changed):

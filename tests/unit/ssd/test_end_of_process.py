@@ -13,12 +13,12 @@ from support.ssd_engines import make_engine
 
 WAITING = """
 import errno, os, sys, threading
-from lohan.ssd import BufferPool, DriveSettings, NativeEngine, Priority
-engine = NativeEngine(is_uring=sys.argv[2] == "io_uring")
+from lohan.ssd import BufferPool, DriveSettings, IoEngine, Priority
+engine = IoEngine(is_uring=sys.argv[2] == "io_uring")
 drive = engine.add_drive(DriveSettings())
 file = engine.create_file(sys.argv[1], drive=drive)
 engine.resize(file, 1 << 20)
-buffer = BufferPool(name="p", slot_bytes=1 << 20, num_slots=1).lease()
+buffer = BufferPool("p").allocate(1 << 20)
 for attempt in range(1, 60):  # busy while the interpreter ends
     engine.replace_result(drive, attempt, -errno.EAGAIN)
 ticket = engine.start_write(file, 0, buffer.address, 1 << 20, Priority.PREFETCH)

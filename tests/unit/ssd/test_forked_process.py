@@ -16,13 +16,13 @@ IN_A_CHILD = """
 import errno, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 from lohan.errors import LohanError, StorageError
-from lohan.ssd import BufferPool, NativeEngine, RunDirectories, StripedFile
+from lohan.ssd import BufferPool, IoEngine, RunDirectories, StripedFile
 
-engine = NativeEngine(is_uring=sys.argv[2] == "io_uring")
+engine = IoEngine(is_uring=sys.argv[2] == "io_uring")
 run = RunDirectories.create([sys.argv[1]], "forked")
 file = StripedFile.create(run, name="f", engine=engine, capacity_bytes=1 << 20)
-pool = BufferPool(name="p", slot_bytes=1 << 20, num_slots=1)
-buffer, extent = pool.lease(), file.allocate(1 << 20)
+pool = BufferPool("p")
+buffer, extent = pool.allocate(1 << 20), file.allocate(1 << 20)
 for attempt in range(1, 900):  # busy for about a second
     engine.replace_result(0, attempt, -errno.EAGAIN)
 ticket = file.start_write(extent, address=buffer.address, nbytes=1 << 20)
@@ -30,7 +30,7 @@ child = os.fork()
 if child == 0:
     said = []
     for attempt in (
-        lambda: file.wait(ticket),
+        lambda: ticket.wait(),
         lambda: file.close(should_delete=True),
         lambda: run.close(should_delete=True),
     ):
@@ -48,7 +48,7 @@ try:
     sys.exit("the child unlocked the run of its parent")
 except StorageError as error:
     assert error.errno == errno.EWOULDBLOCK, error
-file.wait(ticket)
+ticket.wait()
 file.close(should_delete=True)
 pool.take_back(buffer)
 pool.close()

@@ -31,7 +31,7 @@ class Bench:
         drive = self.engine.add_drive(DriveSettings())
         self.file: IoFile = self.engine.create_file("/paced/file", drive=drive)
         self.engine.resize(self.file, 64 * PAGE)
-        self.pool = BufferPool(name="paced", slot_bytes=PAGE, num_slots=0)
+        self.pool = BufferPool("paced")
         self.buffer = self.pool.allocate(64 * PAGE)
 
     def read(self, pages: int, priority: Priority = Priority.PREFETCH) -> PacedTicket:

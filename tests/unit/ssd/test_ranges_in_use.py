@@ -5,7 +5,6 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,7 @@ from lohan.errors import CheckpointError, ConfigError, ScheduleError, StorageErr
 from lohan.ssd import (
     BufferPool,
     DriveSettings,
-    NativeEngine,
+    IoEngine,
     RunDirectories,
     StripedFile,
     add_drives,
@@ -21,6 +20,7 @@ from lohan.ssd import (
 from lohan.ssd.checksums import ChecksumTable, Stretch
 from support.memory_engine import MemoryEngine
 from support.ssd_engines import NATIVE, PAGE, make_engine, nothing_leaks
+from support.striped_rig import saved_of
 
 CHUNK = 4 * PAGE
 
@@ -30,7 +30,7 @@ class Place:
 
     def __init__(self, engine_name: str, root: pathlib.Path) -> None:
         engine = make_engine(engine_name)
-        assert isinstance(engine, NativeEngine)
+        assert isinstance(engine, IoEngine)
         self.engine = engine
         for name in ("a", "b"):
             (root / name).mkdir()
@@ -44,8 +44,8 @@ class Place:
             chunk_bytes=CHUNK,
             drives=[self.drive] * 2,
         )
-        self.pool = BufferPool(name="place", slot_bytes=4 * CHUNK, num_slots=1)
-        self.buffer = self.pool.lease()
+        self.pool = BufferPool("place")
+        self.buffer = self.pool.allocate(4 * CHUNK)
 
     def close(self) -> None:
         self.file.close(should_delete=True)
@@ -72,8 +72,8 @@ def test_a_read_over_a_write_in_flight_is_refused(place: Place) -> None:
     beside = file.start_read(extent, address=address, nbytes=PAGE, offset_bytes=2 * CHUNK)
     also_beside = file.start_read(extent, address=address, nbytes=PAGE, offset_bytes=2 * CHUNK)
     for ticket in (write, beside, also_beside):
-        file.wait(ticket)
-    file.wait(file.start_read(extent, address=address, nbytes=2 * CHUNK))
+        ticket.wait()
+    file.start_read(extent, address=address, nbytes=2 * CHUNK).wait()
 
 
 def test_of_writes_to_one_range_from_many_threads_one_is_accepted(place: Place) -> None:
@@ -102,7 +102,7 @@ def test_of_writes_to_one_range_from_many_threads_one_is_accepted(place: Place) 
         for thread in threads:
             thread.join()
         assert (len(accepted), len(refused)) == (1, 3)
-        file.wait(accepted[0])
+        accepted[0].wait()
 
 
 class SlowToStart(MemoryEngine):
@@ -124,7 +124,7 @@ def test_a_range_is_taken_before_its_request_is_started(tmp_path: pathlib.Path) 
     run = RunDirectories.create([tmp_path], "unit")
     file = StripedFile.create(run, name="f", engine=engine, capacity_bytes=CHUNK)
     extent = file.allocate(CHUNK)
-    with BufferPool(name="one", slot_bytes=CHUNK, num_slots=1).lease() as buffer:
+    with BufferPool("one").allocate(CHUNK) as buffer:
         tickets = []
         thread = threading.Thread(
             target=lambda: tickets.append(
@@ -139,7 +139,7 @@ def test_a_range_is_taken_before_its_request_is_started(tmp_path: pathlib.Path) 
             file.free(extent)
         engine.may_go_on.set()
         thread.join()
-        file.wait(tickets[0])
+        tickets[0].wait()
     file.close(should_delete=True)
     run.close(should_delete=True)
 
@@ -149,7 +149,7 @@ def test_a_refused_verification_leaves_its_range_free(place: Place) -> None:
     extent = file.allocate(CHUNK)
     with pytest.raises(StorageError, match="cannot be verified"):
         file.start_read(extent, address=address, nbytes=CHUNK, should_verify=True)
-    file.wait(file.start_write(extent, address=address, nbytes=CHUNK))
+    file.start_write(extent, address=address, nbytes=CHUNK).wait()
 
 
 def test_closing_tells_of_a_failed_write_nobody_waited_for(place: Place) -> None:
@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_deleted_does_not_keep_the_others_open(
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         real_unlink(path)
 
-    monkeypatch.setattr("lohan.ssd.engines.native_engine.os.unlink", unlink)
+    monkeypatch.setattr("lohan.ssd.engines.engine.os.unlink", unlink)
     with pytest.raises(StorageError, match="could not be deleted"):
         place.file.close(should_delete=True)
     monkeypatch.undo()
@@ -196,10 +196,10 @@ def test_no_name_leads_out_of_the_run_directory(name: str, tmp_path: pathlib.Pat
     with pytest.raises(ConfigError, match="a striped file was given the name"):
         StripedFile.create(run, name=name, engine=engine, capacity_bytes=CHUNK)
     file = StripedFile.create(run, name="fine", engine=engine, capacity_bytes=CHUNK)
-    saved = file.record()
+    saved = saved_of(file)
     file.close()
     with pytest.raises(CheckpointError, match="a striped file was given the name"):
-        replace(saved, name=name)
+        StripedFile.attach(run, engine=engine, **{**saved, "name": name})
     run.close(should_delete=True)
 
 

@@ -104,7 +104,7 @@ def test_a_changed_bit_is_found_with_its_place(rig: Rig) -> None:
     )
     for _ in range(2):
         with pytest.raises(Corrupt, match="checksum") as caught:
-            rig.file.wait(ticket)
+            ticket.wait()
         assert (caught.value.path, caught.value.offset_bytes) == (rig.file.paths[1], CHUNK)
     with pytest.raises(Corrupt):
         rig.verify(extent)
@@ -181,7 +181,7 @@ def test_directories_of_one_filesystem_and_files_of_one_run_share_a_queue(rig: R
     )
     extent = second.allocate(CHUNK)
     address = rig.source.address
-    second.wait(second.start_write(extent, address=address, nbytes=CHUNK))
+    second.start_write(extent, address=address, nbytes=CHUNK).wait()
     assert rig.engine.counters(drives[0]).num_finished == 1
     second.close(should_delete=True)
     with pytest.raises(ConfigError, match="1 drive settings are given for 2"):
@@ -199,8 +199,8 @@ def test_a_range_is_not_used_again_before_its_request_was_waited_for(rig: Rig) -
     with pytest.raises(ScheduleError, match="an extent was freed over"):
         rig.file.free(extent)
     other = rig.file.start_write(extent, address=address, nbytes=CHUNK, offset_bytes=2 * CHUNK)
-    rig.file.wait(ticket)
-    rig.file.wait(other)
+    ticket.wait()
+    other.wait()
     rig.write(extent, 2 * CHUNK, offset_bytes=CHUNK)
     rig.file.free(extent)
 
@@ -223,8 +223,8 @@ def test_close_finishes_what_nobody_waited_for(rig: Rig) -> None:
     extent = rig.file.allocate(8 * CHUNK)
     ticket = rig.file.start_write(extent, address=rig.source.address, nbytes=8 * CHUNK)
     rig.file.close()
-    assert rig.file.is_done(ticket)
-    rig.file.wait(ticket)
+    assert ticket.is_done()
+    ticket.wait()
     assert len(rig.file.checksums.stretches()) == 8
     for path in rig.file.paths:
         pathlib.Path(path).unlink(missing_ok=True)
@@ -243,9 +243,7 @@ def test_threads_share_a_striped_file(rig: Rig) -> None:
                 (rig.file.start_write, rig.source),
                 (rig.file.start_read, rig.target),
             ):
-                rig.file.wait(
-                    call(extents[number], address=buffer.address + start, nbytes=4 * CHUNK)
-                )
+                call(extents[number], address=buffer.address + start, nbytes=4 * CHUNK).wait()
             if not np.array_equal(rig.target.array()[start : start + 4 * CHUNK], expected):
                 mistakes.append(number)
 

@@ -17,19 +17,19 @@ from lohan.ssd import (
     StripedFile,
 )
 from support.ssd_engines import PAGE, cut_short, random_bytes
-from support.striped_rig import CHUNK, Rig
+from support.striped_rig import CHUNK, Rig, saved_of
 
 
 def test_a_saved_file_is_attached_again_with_its_directories_in_any_order(rig: Rig) -> None:
     first, second = rig.file.allocate(6 * CHUNK), rig.file.allocate(PAGE)
     rig.write(first, first.nbytes, seed=5)
     rig.write(second, PAGE, seed=6)
-    saved = rig.file.record()
-    known = saved.checksums.stretches()
+    saved = saved_of(rig.file)
+    known = saved["checksums"]
     rig.file.close()
     rig.run.close()
     run = RunDirectories.attach(list(reversed(rig.directories)), "unit")
-    rig.run, rig.file = run, StripedFile.attach(run, saved, engine=rig.engine)
+    rig.run, rig.file = run, StripedFile.attach(run, engine=rig.engine, **saved)
     assert rig.file.extents == (first, second)
     assert rig.file.checksums.stretches() == known
     rig.verify(first)
@@ -41,17 +41,17 @@ def test_a_saved_file_is_attached_again_with_its_directories_in_any_order(rig: R
 
 
 def test_a_short_or_missing_file_is_refused_on_attach(rig: Rig) -> None:
-    saved = rig.file.record()
+    saved = saved_of(rig.file)
     rig.file.close()
     cut_short(rig.engine, rig.file.paths[1], CHUNK)
     with pytest.raises(ShortTransfer, match="asked 131072 bytes, got 16384 bytes"):
-        StripedFile.attach(rig.run, saved, engine=rig.engine)
+        StripedFile.attach(rig.run, engine=rig.engine, **saved)
     with pytest.raises(StorageError, match="in none of the 2 SSD directories"):
-        StripedFile.attach(rig.run, replace(saved, name="other"), engine=rig.engine)
+        StripedFile.attach(rig.run, engine=rig.engine, **{**saved, "name": "other"})
     rig.file = StripedFile.create(
         rig.run, name="g", engine=rig.engine, capacity_bytes=CHUNK, chunk_bytes=CHUNK
     )
-    for path in saved.name + ".0.bin", saved.name + ".1.bin":
+    for path in saved["name"] + ".0.bin", saved["name"] + ".1.bin":
         for directory in rig.run.paths:
             (pathlib.Path(directory) / path).unlink(missing_ok=True)
 
@@ -62,11 +62,11 @@ def test_a_short_or_missing_file_is_refused_on_attach(rig: Rig) -> None:
 def test_extents_that_make_no_sense_are_refused(rig: Rig, ranges: list[tuple[int, int]]) -> None:
     extents = tuple(Extent(offset_bytes=offset, nbytes=nbytes) for offset, nbytes in ranges)
     with pytest.raises(CheckpointError, match="striped file cannot be read"):
-        replace(rig.file.record(), extents=extents)
+        StripedFile.attach(rig.run, engine=rig.engine, **{**saved_of(rig.file), "extents": extents})
 
 
 def test_attaching_with_fewer_directories_is_refused(rig: Rig) -> None:
-    saved = rig.file.record()
-    saved = replace(saved, layout=replace(saved.layout, num_drives=3))
+    saved = saved_of(rig.file)
+    saved["layout"] = replace(saved["layout"], num_drives=3)
     with pytest.raises(CheckpointError, match="lies on 3 SSD directories, 2 are given"):
-        StripedFile.attach(rig.run, saved, engine=rig.engine)
+        StripedFile.attach(rig.run, engine=rig.engine, **saved)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lohan.errors import CheckpointError, RankLost
-from lohan.ssd import IoEngine, NativeEngine
+from lohan.ssd import IoEngine
 from lohan.store import Manifest
 from lohan.store.seals.commits import (
     name_of_rank,
@@ -29,7 +29,7 @@ from support.state_stores import (
 
 @pytest.fixture
 def engine() -> Iterator[IoEngine]:
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from lohan.ssd import NativeEngine
+from lohan.ssd import IoEngine
 from lohan.store import ComputeFormat, MasterFormat
 from support.state_stores import (
     RUN_ID,
@@ -33,7 +33,7 @@ def test_the_reader_of_the_format_page_finds_every_master(
     ties = torch.tensor([0x3F808000, 0x3F818000, 0x40018000, 0x40008000], dtype=torch.int32)
     tensors["embed"].view(-1)[:4] = ties.view(torch.float32)
     with (
-        contextlib.closing(NativeEngine(is_uring=False)) as engine,
+        contextlib.closing(IoEngine(is_uring=False)) as engine,
         created(directories, layout, engine) as store,
     ):
         store.fill(tensors.items())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError
-from lohan.ssd import NativeEngine
+from lohan.ssd import IoEngine
 from lohan.store import ComputeFormat, MasterFormat, Part, StateLayout, TensorEntry
 from lohan.vocabulary import BlockId
 from support.state_stores import (
@@ -22,7 +22,7 @@ from support.state_stores import (
 
 @pytest.fixture
 def engine():
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lohan.store.joined import _merged
+from lohan.store.masters import _merged
 from lohan.store.seals.commits import name_of_rank, num_ranks_of, run_of
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError, Corrupt
-from lohan.ssd import NativeEngine, RunDirectories
+from lohan.ssd import IoEngine, RunDirectories
 from lohan.store import (
     GRAIN,
     BlockState,
@@ -39,7 +39,7 @@ B0, HEAD = BlockId(0), BlockId(2)
 
 @pytest.fixture
 def engine():
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 
@@ -88,7 +88,9 @@ def test_what_is_not_sealed_is_gone_after_opening_again(tmp_path: pathlib.Path, 
         store.verify()
     with opened(directories, engine, SOME_RESIDENT) as store:
         mirror.judge(contents(store))
-        assert {store.state_of(BlockId(n)) for n in layout.block_ids} == {BlockState.SEALED}
+        assert {store.state_of(BlockId(n)) for n in range(len(layout.blocks))} == {
+            BlockState.SEALED
+        }
 
 
 def test_one_slot_warns_and_finds_an_interrupted_update(tmp_path: pathlib.Path, engine) -> None:

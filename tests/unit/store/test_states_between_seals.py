@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lohan.errors import CheckpointError, ScheduleError
-from lohan.ssd import BufferPool, NativeEngine
+from lohan.ssd import BufferPool, IoEngine
 from lohan.store import (
     GRAIN,
     BlockState,
@@ -33,7 +33,7 @@ B0, B1, HEAD = BlockId(0), BlockId(1), BlockId(2)
 
 @pytest.fixture
 def engine():
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 
@@ -72,10 +72,10 @@ def test_an_update_that_leaves_a_range_out_tears_the_block(tmp_path, engine) -> 
         store.fill(random_tensors(layout).items())
         store.seal(step=0)
         mirror = MirrorStates(contents(store))
-        pool = BufferPool(name="test", slot_bytes=4 * GRAIN, num_slots=1)
+        pool = BufferPool("test")
         store.begin_update(B0)
-        with pool.lease() as buffer:
-            store.wait(store.start_write(B0, Part.P16, 0, GRAIN, buffer))
+        with pool.allocate(4 * GRAIN) as buffer:
+            store.start_write(B0, Part.P16, 0, GRAIN, buffer).wait()
             with pytest.raises(ScheduleError, match="written twice"):
                 store.start_write(B0, Part.P16, 0, GRAIN, buffer)
             with pytest.raises(ScheduleError, match="was written by the update"):
@@ -97,8 +97,11 @@ def test_an_update_that_leaves_a_range_out_tears_the_block(tmp_path, engine) -> 
 
 def test_frozen_parts_and_wrong_ranges_are_refused(tmp_path: pathlib.Path, engine) -> None:
     layout = small_layout()
-    pool = BufferPool(name="test", slot_bytes=8 * GRAIN, num_slots=1)
-    with created(make_directories(tmp_path, 1), layout, engine) as store, pool.lease() as buffer:
+    pool = BufferPool("test")
+    with (
+        created(make_directories(tmp_path, 1), layout, engine) as store,
+        pool.allocate(8 * GRAIN) as buffer,
+    ):
         store.fill(random_tensors(layout).items())
         store.begin_update(B1)
         with pytest.raises(ScheduleError, match="frozen parameters do not change"):
@@ -118,7 +121,7 @@ def test_frozen_parts_and_wrong_ranges_are_refused(tmp_path: pathlib.Path, engin
             with pytest.raises(ScheduleError, match="page boundary"):
                 store.start_write(B1, Part.M32, 0, GRAIN, buffer, offset_bytes=offset_bytes)
         # A refused write is not part of the update: the range can still be written.
-        store.wait(store.start_write(B1, Part.M32, 0, GRAIN, buffer))
+        store.start_write(B1, Part.M32, 0, GRAIN, buffer).wait()
     pool.close()
 
 
@@ -167,7 +170,7 @@ def test_a_seal_and_a_verification_take_turns_and_bar_updates_that_would_mix(
     with created(make_directories(tmp_path, 1), layout, engine) as store:
         store.fill(random_tensors(layout).items())
         refusals = []
-        verify_extent, flush = StateFile.verify, StateFile.flush
+        verify, flush = StateFile.verify, StateFile.flush
 
         def attempt() -> None:
             for call in (store.verify, lambda: store.seal(step=1), lambda: store.begin_update(B0)):
@@ -196,7 +199,7 @@ def test_a_seal_and_a_verification_take_turns_and_bar_updates_that_would_mix(
                     "a verification began during a verification",
                     "a seal began during a verification",
                 ]
-            verify_extent(file, home, **memory)
+            verify(file, home, **memory)
 
         # With a seal in a slot of its own an update begins beside a verification.
         monkeypatch.setattr(StateFile, "verify", during_verification)
@@ -206,9 +209,12 @@ def test_a_seal_and_a_verification_take_turns_and_bar_updates_that_would_mix(
 
 def test_writes_belong_to_an_update_and_engines_that_are_closed_tear_it(tmp_path) -> None:
     layout = small_layout()
-    engine = NativeEngine(is_uring=False)
-    pool = BufferPool(name="test", slot_bytes=4 * GRAIN, num_slots=1)
-    with created(make_directories(tmp_path, 1), layout, engine) as store, pool.lease() as buffer:
+    engine = IoEngine(is_uring=False)
+    pool = BufferPool("test")
+    with (
+        created(make_directories(tmp_path, 1), layout, engine) as store,
+        pool.allocate(4 * GRAIN) as buffer,
+    ):
         store.fill(random_tensors(layout).items())
         assert store.dtype_of(Part.P16) is torch.bfloat16
         with pytest.raises(ScheduleError, match="between begin_update and its end"):

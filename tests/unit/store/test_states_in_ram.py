@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lohan.errors import ConfigError, DoesNotFit, ScheduleError
-from lohan.ssd import BufferPool, NativeEngine, RunDirectories
+from lohan.ssd import BufferPool, IoEngine, RunDirectories
 from lohan.store import (
     GRAIN,
     MIN_SCRATCH_BYTES,
@@ -36,7 +36,7 @@ B0, B1, HEAD = BlockId(0), BlockId(1), BlockId(2)
 
 @pytest.fixture
 def engine():
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 
@@ -44,23 +44,23 @@ def engine():
 def test_resident_parts_are_used_in_place_and_cause_no_traffic(tmp_path, engine) -> None:
     directories = make_directories(tmp_path, 1)
     layout = small_layout()
-    everything = {BlockId(n): layout.blocks[n].parts for n in layout.block_ids}
+    everything = {BlockId(n): layout.blocks[n].parts for n in range(len(layout.blocks))}
     with created(directories, layout, engine, everything) as store:
         store.fill(random_tensors(layout).items())
         update_all(store, 1)
         ticket = store.start_read(B0, Part.M32, 0, GRAIN)
         assert ticket.striped is None
-        assert store.is_done(ticket)
+        assert ticket.is_done()
         assert ticket.tensor().dtype is torch.float32
         assert store.counters.written_bytes == store.counters.read_bytes == 0
         # Memory of the caller's is copied into the part.
-        pool = BufferPool(name="test", slot_bytes=4 * GRAIN, num_slots=1)
+        pool = BufferPool("test")
         store.begin_update(B0)
-        with pool.lease() as buffer:
+        with pool.allocate(4 * GRAIN) as buffer:
             for part in layout.blocks[0].trainable_parts:
                 for begin, end in layout.blocks[0].chunks(GRAIN):
                     buffer.array()[:] = 7
-                    store.wait(store.start_write(B0, part, begin, end, buffer))
+                    store.start_write(B0, part, begin, end, buffer).wait()
         store.finish_update(B0)
         pool.close()
         assert (ticket.tensor().view(torch.uint8) == 7).all()
@@ -105,7 +105,7 @@ def test_ram_beyond_the_budget_is_refused_before_anything_is_made(tmp_path, engi
         store.seal(step=1)
         store.verify()
         assert store.ram_peak_bytes == needed
-        assert store.ram_held_bytes == needed - MIN_SCRATCH_BYTES
+        assert store._residents._pool.in_use_bytes == needed - MIN_SCRATCH_BYTES
 
 
 def test_parts_a_block_does_not_have_cannot_be_resident(tmp_path, engine) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lohan.drive.weights.parameter_views import ParameterLayout
-from lohan.optimizer import AdamWSettings, PlainState, SplitState, update_plain, update_split
+from lohan.optimizer import AdamWSettings, PlainState, SplitState, update_states
 from lohan.optimizer.reference import adamw_elements
 from lohan.optimizer.settings import prepare_step
-from lohan.ssd import BufferPool, NativeEngine
+from lohan.ssd import BufferPool, IoEngine
 from lohan.store import (
     GRAIN,
     ComputeFormat,
@@ -47,22 +47,22 @@ def update_block(
     store.begin_update(block)
     for begin, end in layout.chunks(GRAIN):
         with contextlib.ExitStack() as leases:
-            buffers = [leases.enter_context(pool.lease()) for _ in range(4)]
+            buffers = [leases.enter_context(pool.allocate(4 * GRAIN)) for _ in range(4)]
             grad = gradients[begin:end]
             reads = [
                 store.start_read(block, part, begin, end, buffer)
                 for part, buffer in zip(layout.trainable_parts, buffers, strict=False)
             ]
             for read in reads:
-                store.wait(read)
+                read.wait()
             arrays = {name: read.tensor() for name, read in zip(names, reads, strict=True)}
             if "lo16" in arrays:
-                update_split(grad, SplitState(**arrays), settings=SETTINGS, step=step)
+                update_states(grad, SplitState(**arrays), settings=SETTINGS, step=step)
             else:
-                update_plain(grad, PlainState(**arrays), settings=SETTINGS, step=step)
+                update_states(grad, PlainState(**arrays), settings=SETTINGS, step=step)
             for part, read in zip(layout.trainable_parts, reads, strict=True):
                 where = {"offset_bytes": read.offset_bytes}
-                store.wait(store.start_write(block, part, begin, end, read.memory, **where))
+                store.start_write(block, part, begin, end, read.memory, **where).wait()
     store.finish_update(block)
 
 
@@ -84,8 +84,8 @@ def test_offloaded_steps_are_those_of_the_judge(
     m = {name: torch.zeros_like(value) for name, value in p.items()}
     v = {name: torch.zeros_like(value) for name, value in p.items()}
     directories = make_directories(tmp_path / "states", 2)
-    pool = BufferPool(name="update", slot_bytes=4 * GRAIN, num_slots=4)
-    with contextlib.closing(NativeEngine(is_uring=False)) as engine:
+    pool = BufferPool("update")
+    with contextlib.closing(IoEngine(is_uring=False)) as engine:
         stores = contextlib.ExitStack()
         store = stores.enter_context(created(directories, layout, engine, RESIDENT))
         store.fill(p.items())

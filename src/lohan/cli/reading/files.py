@@ -1,6 +1,6 @@
 """Files a command was told to write: checked before anything is computed, written whole or not.
 
-Owns the refusals (no such directory, exists already, one name twice). Writing is `whole_file`'s.
+Owns the refusals (no such directory, exists already, one name twice). Writing is `durable_files`'.
 """
 
 import os

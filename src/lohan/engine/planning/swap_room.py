@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from lohan.errors import OutOfSpace
 from lohan.plan.block_costs import block_costs
 from lohan.plan.plan import Plan
-from lohan.ssd import ALIGNMENT_BYTES, CHUNK_BYTES, DriveId, IoEngine, RunDirectories
+from lohan.ssd import ALIGNMENT_BYTES, DriveId, IoEngine, RunDirectories, whole_pages
 from lohan.store import StateLayout, SwapFile
-from lohan.store.files.rewording import explained_error
 from lohan.units import format_bytes
 from lohan.vocabulary import BlockId, Choice
 
@@ -20,7 +19,7 @@ def swap_room_bytes(plan: Plan, layout: StateLayout) -> int:
     """What a plan has on SSD at one time besides the states."""
     sequence = plan.workload.sequence
     activations = sum(
-        _whole_pages(
+        whole_pages(
             block_costs(
                 plan.block_shape(BlockId(number)),
                 block,
@@ -40,7 +39,7 @@ def swap_room_bytes(plan: Plan, layout: StateLayout) -> int:
             plan.workload.gradient_bytes * block.num_trainable + 64 * ALIGNMENT_BYTES
             for block in layout.blocks
         )
-    return _whole_pages(activations + gradients)
+    return whole_pages(activations + gradients)
 
 
 def try_swap_room(
@@ -52,7 +51,7 @@ def try_swap_room(
     engine: IoEngine,
     drives: Sequence[DriveId],
     weights: Sequence[float] | None,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int,
 ) -> None:
     """Reserve the room beside that of the states, which is held, and give it back. May block: yes.
 
@@ -72,8 +71,7 @@ def try_swap_room(
             chunk_bytes=chunk_bytes,
         ).close()
     except OutOfSpace as error:
-        raise explained_error(
-            error,
+        raise error.retold(
             why=f"besides {format_bytes(states_bytes)} of states a step needs "
             f"{format_bytes(nbytes)} on {len(drives)} drive(s) for swapped activations and "
             "gradients that wait; nothing was written",
@@ -85,7 +83,3 @@ def _goes_to_ssd(plan: Plan, number: int) -> bool:
     block = plan.blocks[number]
     choices = [block.input_choice, *(choice for _, choice in block.choices)]
     return Choice.SWAP_TO_SSD in choices
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

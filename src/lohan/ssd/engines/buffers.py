@@ -15,19 +15,15 @@ import numpy.typing as npt
 
 from lohan import _native
 from lohan.errors import DoesNotFit, bug
-from lohan.ssd.engines.engine import ALIGNMENT_BYTES
-from lohan.units import MIB, format_bytes
+from lohan.units import format_bytes
 
-REGION_BYTES = 64 * MIB
-"""Memory is taken from the system in regions of about this size: pinning a few modest regions
-works where pinning one huge one fails, and a region is given back whole."""
 _MOST_BYTES = 2**63 - 1
 
 
 class Buffer:
     """A lease of aligned memory. After it was taken back every use is an error."""
 
-    __slots__ = ("_memory", "_offset_bytes", "_pool", "_slot", "nbytes")
+    __slots__ = ("_memory", "_offset_bytes", "_pool", "nbytes")
 
     def __init__(
         self,
@@ -36,14 +32,12 @@ class Buffer:
         *,
         offset_bytes: int,
         nbytes: int,
-        slot: int | None,
     ) -> None:
         self._pool = pool
         self._memory: _native.AlignedMemory | None = memory
         self._offset_bytes = offset_bytes
         self.nbytes = nbytes
         """The size that was asked for."""
-        self._slot = slot
 
     @property
     def address(self) -> int:
@@ -73,79 +67,23 @@ class Buffer:
 
 
 class BufferPool:
-    """A fixed number of equal slots, plus single buffers of any exact size.
+    """Single buffers of any exact size, counted together.
 
-    Runs on: any thread. May block: no (making the pool takes as long as its pages take to exist).
-
-    Raises:
-        DoesNotFit: the system has no memory for the slots.
+    Runs on: any thread. May block: no (a buffer takes as long as its pages take to exist).
     """
 
-    def __init__(
-        self, *, name: str, slot_bytes: int, num_slots: int, region_bytes: int = REGION_BYTES
-    ) -> None:
-        if slot_bytes <= 0 or num_slots < 0 or region_bytes <= 0:
-            raise bug(
-                f"pool {name!r} was given {num_slots} slots of {slot_bytes} bytes in regions of "
-                f"{region_bytes}"
-            )
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.slot_bytes = slot_bytes
-        self.num_slots = num_slots
         self._lock = threading.Lock()
-        self._stride_bytes = -(-slot_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._slots_per_region = max(1, region_bytes // self._stride_bytes)
-        self._regions: list[_native.AlignedMemory] = []
-        for first in range(0, num_slots, self._slots_per_region):
-            num_here = min(self._slots_per_region, num_slots - first)
-            self._regions.append(self._allocate_memory(num_here * self._stride_bytes))
-        # The slot that came back last is leased first: its pages are the warmest.
-        self._free_slots = list(reversed(range(num_slots)))
         self._leased: dict[int, Buffer] = {}
         self.in_use_bytes = 0
-        """Bytes leased now, slots and single buffers together."""
+        """Bytes leased now."""
         self.peak_bytes = 0
         """Most bytes ever leased together."""
         self._is_closed = False
 
-    @property
-    def regions(self) -> tuple[tuple[int, int], ...]:
-        """Address and bytes of each region of slots: what to pin."""
-        return tuple((region.address, region.mapped_bytes) for region in self._regions)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Memory held for slots, leased or not."""
-        return sum(region.mapped_bytes for region in self._regions)
-
-    def lease(self, nbytes: int | None = None) -> Buffer:
-        """Lease a slot, or the first `nbytes` of one.
-
-        Raises:
-            ScheduleError: no slot is free, or the slots are too small.
-        """
-        nbytes = self.slot_bytes if nbytes is None else nbytes
-        if not 0 < nbytes <= self.slot_bytes:
-            raise bug(
-                f"{nbytes} bytes were asked of pool {self.name!r}: its slots have "
-                f"{self.slot_bytes} bytes"
-            )
-        with self._lock:
-            self._refuse_if_closed()
-            if not self._free_slots:
-                raise bug(
-                    f"all {self.num_slots} slots of pool {self.name!r} "
-                    f"({format_bytes(self.slot_bytes)} each) are leased, and leasing never waits"
-                )
-            slot = self._free_slots.pop()
-            region = self._regions[slot // self._slots_per_region]
-            offset_bytes = slot % self._slots_per_region * self._stride_bytes
-            buffer = Buffer(self, region, offset_bytes=offset_bytes, nbytes=nbytes, slot=slot)
-            self._enter(buffer)
-        return buffer
-
     def allocate(self, nbytes: int) -> Buffer:
-        """Make a single buffer of exactly `nbytes` (to the page), given back when taken back.
+        """Lease a buffer of exactly `nbytes` (to the page), given back when taken back.
 
         Raises:
             DoesNotFit: the system has no memory for it.
@@ -155,7 +93,7 @@ class BufferPool:
         memory = self._allocate_memory(nbytes)
         with self._lock:
             self._refuse_if_closed()
-            buffer = Buffer(self, memory, offset_bytes=0, nbytes=nbytes, slot=None)
+            buffer = Buffer(self, memory, offset_bytes=0, nbytes=nbytes)
             self._enter(buffer)
         return buffer
 
@@ -168,7 +106,6 @@ class BufferPool:
                 whole._alive(),
                 offset_bytes=whole._offset_bytes + offset_bytes,
                 nbytes=nbytes,
-                slot=None,
             )
             self._enter(part)
         return part
@@ -187,11 +124,9 @@ class BufferPool:
                 )
             self.in_use_bytes -= buffer.nbytes
             buffer._memory = None
-            if buffer._slot is not None:
-                self._free_slots.append(buffer._slot)
 
     def close(self) -> None:
-        """Give all memory back to the system. Twice is fine.
+        """Refuse further leases. Twice is fine.
 
         Raises:
             ScheduleError: leases are still out; their memory stays, nothing is pulled away.
@@ -204,8 +139,6 @@ class BufferPool:
                     f"({format_bytes(sum(sizes))}, the largest {sizes[0]} bytes)"
                 )
             self._is_closed = True
-            self._regions.clear()
-            self._free_slots.clear()
 
     def _enter(self, buffer: Buffer) -> None:
         self._leased[id(buffer)] = buffer

@@ -4,7 +4,9 @@ Owns the sentences: what each errno of a drive or filesystem means for a run, an
 Called by the engines when a request failed, and by the files and directories when a call did.
 """
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
 from lohan.errors import OutOfSpace, ShortTransfer, StorageError
 
@@ -119,6 +121,15 @@ def storage_error(
         got_bytes=got_bytes,
         errno=number,
     )
+
+
+@contextlib.contextmanager
+def storage_errors(what: str, path: str) -> Iterator[None]:
+    """Tell the refusals of the operating system as errors of lohan."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(what, error, path=path) from None
 
 
 def short_transfer(

@@ -1,8 +1,9 @@
 """The places of one run: `<ssd directory>/lohan-<run id>/`, private and locked.
 
-Owns making, locking, taking over and removing these directories. What lies in them belongs to
-`striped_file` and higher parts. Two runs with different ids never meet; two with the same id are
-told who holds it. The lock ends with the process, however it ends.
+Owns making, locking, taking over and removing these directories, telling those that runs left from
+anything else of that name, and who holds one. What lies in them belongs to `striped_file` and
+higher parts; which belong together is known to `lohan.store`. Two runs with different ids never
+meet; two with the same id are told who holds it. The lock ends with the process, however it ends.
 """
 
 import contextlib
@@ -12,17 +13,21 @@ import json
 import os
 import re
 import socket
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from lohan.durable_files import sync_directory
 from lohan.errors import ConfigError, StorageError
 from lohan.held_locks import hold, let_go
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error, storage_errors
 
 PREFIX = "lohan-"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOCK_NAME = "lock"
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the filesystem
+_LONGEST_NOTE_BYTES = 4096
 
 
 class RunDirectories:
@@ -93,10 +98,8 @@ class RunDirectories:
             StorageError: a directory is gone or cannot be flushed.
         """
         for path in self.paths:
-            try:
+            with storage_errors("a run directory failed", path):
                 sync_directory(path)
-            except OSError as error:
-                raise storage_error("a run directory failed", error, path=path) from None
 
     def close(self, *, should_delete: bool = False) -> None:
         """Unlock. With `should_delete` the lock files go, and directories that are then empty.
@@ -136,10 +139,8 @@ def _make(path: str) -> None:
 
 
 def _refuse_foreign(path: str) -> None:
-    try:
+    with storage_errors("a run directory is missing", path):
         status = os.lstat(path)
-    except OSError as error:
-        raise storage_error("a run directory is missing", error, path=path) from None
     if not os.path.isdir(path) or os.path.islink(path) or status.st_uid != os.geteuid():
         raise StorageError(
             "a run directory was not taken over",
@@ -161,10 +162,8 @@ def _refuse_repeated(path: str, paths: Sequence[str]) -> None:
 
 def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
     path = os.path.join(directory, LOCK_NAME)
-    try:
+    with storage_errors("a run could not be locked", path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise storage_error("a run could not be locked", error, path=path) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_lock_of(descriptor, directory):
@@ -179,7 +178,7 @@ def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(note).encode(), 0)
     except BlockingIOError:
-        holder = describe_holder(descriptor)
+        holder = _describe_holder(descriptor)
         os.close(descriptor)
         raise StorageError(
             f"run {run_id} is held by {holder}",
@@ -209,10 +208,176 @@ def _is_lock_of(descriptor: int, directory: str) -> bool:
     return os.path.samestat(os.fstat(descriptor), there)
 
 
-def describe_holder(descriptor: int) -> str:
+def _describe_holder(descriptor: int) -> str:
     """Say who holds a run, from the note in its lock."""
     try:
-        note = json.loads(os.pread(descriptor, 4096, 0))
+        note = json.loads(os.pread(descriptor, _LONGEST_NOTE_BYTES, 0))
         return f"process {note['pid']} on {note['host']} since {note['started']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftFile:
+    """An entry of a run's directory."""
+
+    name: str
+    is_plain: bool
+    """A regular file of this user: no link, no directory, no pipe."""
+    disk_bytes: int
+    changed_seconds: float
+    """When it was last written, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """The directory of a run in one SSD directory."""
+
+    run_id: str
+    parent: str
+    """The SSD directory, links resolved."""
+    path: str
+    files: tuple[LeftFile, ...]
+    changed_seconds: float
+    """When the directory or a file in it last changed."""
+    holder: str | None
+    """Who holds the run now; None: nobody."""
+    note: Mapping[str, object]
+    """What the last holder wrote into the lock; empty if it was stopped before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundParts:
+    """What is in some SSD directories."""
+
+    parts: tuple[RunPart, ...]
+    remarks: tuple[str, ...]
+    """What could not be looked at, and what looks like a run and is none."""
+
+
+def find_run_parts(parents: Sequence[str | os.PathLike[str]]) -> FoundParts:
+    """Look for runs in SSD directories. A directory given twice is looked at once.
+
+    Raises:
+        StorageError: none of the directories can be read.
+    """
+    parts: list[RunPart] = []
+    remarks: list[str] = []
+    failed: list[StorageError] = []
+    seen = dict.fromkeys(os.path.realpath(parent) for parent in parents)
+    for parent in seen:
+        try:
+            with os.scandir(parent) as entries:
+                names = sorted(entry.name for entry in entries)
+        except OSError as error:
+            failed.append(storage_error("an SSD directory cannot be read", error, path=parent))
+            remarks.append(f"{parent} cannot be read: {error.strerror}")
+            continue
+        for name in names:
+            if name.startswith(PREFIX) and RUN_ID.fullmatch(name.removeprefix(PREFIX)):
+                found = _look_at(parent, name)
+                if isinstance(found, RunPart):
+                    parts.append(found)
+                elif found:
+                    remarks.append(f"{os.path.join(parent, name)} is left alone: {found}")
+    if failed and len(failed) == len(seen):
+        raise failed[0]
+    return FoundParts(parts=tuple(parts), remarks=tuple(remarks))
+
+
+def _look_at(parent: str, name: str) -> RunPart | str | None:
+    """Return a run's directory, or why it is none; None if nothing about it is worth a word."""
+    path = os.path.join(parent, name)
+    run_id = name.removeprefix(PREFIX)
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return "it is a symbolic link, and lohan makes none"
+        if not stat.S_ISDIR(status.st_mode):
+            return None
+        if status.st_uid != os.geteuid():
+            return "it belongs to another user"
+        files = _files_in(path)
+        holder, note = _lock_state(path)
+    except FileNotFoundError:
+        return None  # removed while we looked
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    except ValueError:
+        return "its lock was not written by lohan"
+    if note is None and (files or stat.S_IMODE(status.st_mode) != 0o700):
+        return "it has no lock file, so it is not known to be a run's"
+    if note and note.get("run_id") != run_id:
+        return f"its lock is of another run ({note.get('run_id')!r})"
+    return RunPart(
+        run_id=run_id,
+        parent=parent,
+        path=path,
+        files=files,
+        changed_seconds=max([status.st_mtime, *(file.changed_seconds for file in files)]),
+        holder=holder,
+        note=note or {},
+    )
+
+
+def _files_in(path: str) -> tuple[LeftFile, ...]:
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # a scratch file of a run that goes on
+                status = entry.stat(follow_symlinks=False)
+                found.append(
+                    LeftFile(
+                        name=entry.name,
+                        is_plain=stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid(),
+                        disk_bytes=status.st_blocks * _BLOCK_BYTES,
+                        changed_seconds=status.st_mtime,
+                    )
+                )
+    return tuple(sorted(found, key=lambda file: file.name))
+
+
+def _lock_state(directory: str) -> tuple[str | None, Mapping[str, object] | None]:
+    """Who holds a run, and the note in its lock; no note at all if there is no lock.
+
+    The lock is taken shared for an instant: a run that is made or resumed in that very instant is
+    told that somebody holds it, and can be started again.
+
+    Raises:
+        ValueError: the lock is something lohan did not write.
+    """
+    path = os.path.join(directory, LOCK_NAME)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("a link") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("no file")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _describe_holder(descriptor), _note(descriptor, is_held=True)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return None, _note(descriptor, is_held=False)
+    finally:
+        os.close(descriptor)
+
+
+def _note(descriptor: int, *, is_held: bool) -> Mapping[str, object]:
+    content = os.pread(descriptor, _LONGEST_NOTE_BYTES, 0)
+    if not content:
+        return {}  # stopped between making the lock and writing into it
+    try:
+        note = json.loads(content)
+    except ValueError:
+        if is_held:
+            return {}  # being written now
+        raise
+    if not isinstance(note, dict):
+        raise ValueError("no note")
+    return note

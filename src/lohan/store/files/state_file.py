@@ -4,28 +4,12 @@ Owns the extents, their checksums as the manifest keeps them, and errors that na
 Knows no slot rules: it reads and writes where it is told. Used by `states` and `initial`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from lohan.errors import StorageError
-from lohan.ssd import (
-    CHUNK_BYTES,
-    ChecksumTable,
-    DriveId,
-    Extent,
-    IoEngine,
-    Priority,
-    RunDirectories,
-    Stretch,
-    StripedFile,
-    StripedTicket,
-    StripeLayout,
-    verify_extent,
-)
-from lohan.ssd.striped_record import StripedRecord
-from lohan.store.files.counters import Tally
-from lohan.store.files.rewording import named_error
-from lohan.store.format.layout import ByteRange, StateLayout
-from lohan.store.format.parts import Part
+from lohan.ssd import Extent, Priority, StripedFile, StripedTicket
+from lohan.store.files.tickets import Tally
+from lohan.store.format.layout import ByteRange, Part, StateLayout
 from lohan.store.format.slots import SlotCount
 from lohan.vocabulary import BlockId
 
@@ -50,90 +34,13 @@ def homes(layout: StateLayout, slot_count: SlotCount) -> Iterator[tuple[Home, in
 
 
 class StateFile:
-    """Reads and writes parts of blocks. All methods: any thread; only `wait` and `verify` block."""
+    """Reads and writes parts of blocks. Methods: any thread; only `flush` and `verify` block."""
 
     def __init__(self, layout: StateLayout, file: StripedFile, extents: dict[Home, Extent]) -> None:
         self.layout = layout
         self.extents = extents
         self.tally = Tally()
-        self._file = file
-
-    @classmethod
-    def create(
-        cls,
-        run: RunDirectories,
-        layout: StateLayout,
-        slot_count: SlotCount,
-        *,
-        engine: IoEngine,
-        drives: Sequence[DriveId] | None,
-        weights: Sequence[float] | None,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> "StateFile":
-        """Reserve all space there will ever be.
-
-        Raises:
-            OutOfSpace, StorageError: it is not there; nothing is left behind.
-        """
-        wanted = list(homes(layout, slot_count))
-        file = StripedFile.create(
-            run,
-            name=STATES_NAME,
-            engine=engine,
-            capacity_bytes=sum(nbytes for _, nbytes in wanted),
-            weights=weights,
-            drives=drives,
-            chunk_bytes=chunk_bytes,
-        )
-        return cls(layout, file, {home: file.allocate(nbytes) for home, nbytes in wanted})
-
-    @classmethod
-    def attach(
-        cls,
-        run: RunDirectories,
-        layout: StateLayout,
-        *,
-        stripe: StripeLayout,
-        extents: dict[Home, Extent],
-        checksums: dict[Home, tuple[int, ...]],
-        engine: IoEngine,
-        drives: Sequence[DriveId] | None,
-    ) -> "StateFile":
-        """Open the file of an earlier run, with the checksums its manifest has.
-
-        Raises:
-            CheckpointError: the extents contradict each other.
-            StorageError: a file is missing or too short.
-        """
-        # Kept apart, each lies on one drive, so that damage is found where it is.
-        table = ChecksumTable(
-            tuple(
-                Stretch(offset_bytes=piece.offset_bytes, nbytes=piece.nbytes, checksum=checksum)
-                for home, found in checksums.items()
-                for piece, checksum in zip(
-                    checksum_pieces(extents[home], stripe.chunk_bytes), found, strict=True
-                )
-            )
-        )
-        record = StripedRecord(
-            name=STATES_NAME,
-            should_checksum=True,
-            layout=stripe,
-            extents=tuple(sorted(extents.values())),
-            checksums=table,
-        )
-        file = StripedFile.attach(run, record, engine=engine, drives=drives)
-        return cls(layout, file, extents)
-
-    @property
-    def stripe(self) -> StripeLayout:
-        """Where logical bytes lie."""
-        return self._file.layout
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The file of each drive."""
-        return self._file.paths
+        self.file = file
 
     def start_read(
         self,
@@ -143,21 +50,23 @@ class StateFile:
         address: int,
         priority: Priority = Priority.PREFETCH,
         should_verify: bool = False,
+        what: str = "",
     ) -> StripedTicket:
-        """Read part of an extent, verified if asked and possible.
+        """Read part of an extent, verified if asked and possible; `what` is named by its errors.
 
         A range that cuts through what one checksum covers cannot be, and is read as it is.
         """
         extent = self.extents[home]
         offset_bytes = extent.offset_bytes + where.offset_bytes
-        is_verified = should_verify and self._file.checksums.covers(offset_bytes, where.nbytes)
-        ticket = self._file.start_read(
+        is_verified = should_verify and self.file.checksums.covers(offset_bytes, where.nbytes)
+        ticket = self.file.start_read(
             extent,
             address=address,
             nbytes=where.nbytes,
             offset_bytes=where.offset_bytes,
             priority=priority,
             should_verify=is_verified,
+            what=what or self.describe(home),
         )
         self.tally.add(read_bytes=where.nbytes, verified_bytes=where.nbytes if is_verified else 0)
         return ticket
@@ -169,26 +78,19 @@ class StateFile:
         *,
         address: int,
         priority: Priority = Priority.WRITE_BACK,
+        what: str = "",
     ) -> StripedTicket:
-        """Write part of an extent."""
-        ticket = self._file.start_write(
+        """Write part of an extent; `what` is named by its errors."""
+        ticket = self.file.start_write(
             self.extents[home],
             address=address,
             nbytes=where.nbytes,
             offset_bytes=where.offset_bytes,
             priority=priority,
+            what=what or self.describe(home),
         )
         self.tally.add(written_bytes=where.nbytes)
         return ticket
-
-    def is_done(self, ticket: StripedTicket) -> bool:
-        """Whether settling would not block."""
-        return self._file.is_done(ticket)
-
-    def settle(self, ticket: StripedTicket, what: str) -> StorageError | None:
-        """Wait for a request; gives its error back, with `what` it was in the text."""
-        error = self._file.settle(ticket)
-        return named_error(error, what) if error is not None else None
 
     def flush(self) -> None:
         """Make everything written durable. May block: yes.
@@ -196,13 +98,13 @@ class StateFile:
         Raises:
             StorageError: a drive failed, or a file was removed.
         """
-        self._file.wait(self._file.start_flush())
+        self.file.start_flush().wait()
 
     def checksums_of(self, home: Home) -> tuple[int, ...] | None:
         """One checksum per piece of `checksum_pieces`; None if part of it was never written."""
         found = []
-        for piece in checksum_pieces(self.extents[home], self.stripe.chunk_bytes):
-            checksum = self._file.checksums.joined(piece.offset_bytes, piece.nbytes)
+        for piece in checksum_pieces(self.extents[home], self.file.layout.chunk_bytes):
+            checksum = self.file.checksums.joined(piece.offset_bytes, piece.nbytes)
             if checksum is None:
                 return None
             found.append(checksum)
@@ -215,9 +117,9 @@ class StateFile:
             Corrupt: naming block, part, file and offset.
         """
         try:
-            verify_extent(self._file, self.extents[home], address=address, nbytes=nbytes)
+            self.file.verify(self.extents[home], address=address, nbytes=nbytes)
         except StorageError as error:
-            raise named_error(error, self.describe(home)) from None
+            raise error.retold(what=f"{self.describe(home)}: {error.what}") from None
         read_bytes = self.extents[home].nbytes
         self.tally.add(read_bytes=read_bytes, verified_bytes=read_bytes)
 
@@ -226,10 +128,6 @@ class StateFile:
         block, slot, part = home
         name = self.layout.block(block).name
         return f"{part} of block {block} ({name})" + ("" if part.is_frozen else f" in slot {slot}")
-
-    def close(self, *, should_delete: bool = False) -> None:
-        """Finish what was started and close, or delete, the files. Twice is fine."""
-        self._file.close(should_delete=should_delete)
 
 
 def checksum_pieces(extent: Extent, chunk_bytes: int) -> Iterator[Extent]:

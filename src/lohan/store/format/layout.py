@@ -1,7 +1,8 @@
-"""Where every parameter's state lies: tensors packed into flat arrays, one array per part.
+"""What a parameter's state consists of and where it lies: flat arrays, one per part.
 
-Owns the arithmetic from (tensor) to (part, position) to (byte range), and its JSON form. Pure: no
-files, no memory, no torch. Used by every file of this folder; kept in the manifest.
+Owns the number formats, the parts that follow from them (docs/decisions/0007 tells how numbers are
+split and rounded), the arithmetic from (tensor) to (part, position) to (byte range), and its JSON
+form. Pure: no files, no memory, no torch. Used by every file of this folder; kept in the manifest.
 
 Note "positions". The trainable tensors of a block lie one behind the other in a flat array, each
 starting at a multiple of 32; a place in that array is a position. All parts of a block (P16, LO16,
@@ -15,22 +16,83 @@ bytes at which parameters in flat compute buffers start, so P16 is used where it
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from msgspec import to_builtins
 
 from lohan.errors import CheckpointError, ConfigError, bug, nearest_names
 from lohan.fields import convert
-from lohan.ssd import ALIGNMENT_BYTES
+from lohan.ssd import whole_pages
 from lohan.ssd.layout import damaged_fields, refuse_other_version
-from lohan.store.format.parts import TRAINABLE_PARTS, ComputeFormat, MasterFormat, Part
-from lohan.vocabulary import BlockId
+from lohan.vocabulary import BlockId, TensorKind
 
 STATE_LAYOUT_VERSION = 1
 TENSOR_ALIGNMENT = 32
 """Tensors start at multiples of this many positions."""
 GRAIN = 2048
 """Ranges of positions that move begin at multiples of this: a page of the narrowest part."""
+
+
+class ComputeFormat(StrEnum):
+    """Format of the weights compute uses."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class MasterFormat(StrEnum):
+    """How fp32 masters are kept beside P16; with the compute format it decides the parts."""
+
+    SPLIT = "split"
+    """Only what P16 lacks of them, in LO16: 12 bytes per parameter. bf16 compute only."""
+    WHOLE = "whole"
+    """In full, in P32: 14 bytes per parameter, as other systems store them."""
+
+    @classmethod
+    def default_for(cls, compute_format: ComputeFormat) -> "MasterFormat":
+        """The smaller one where there is a choice."""
+        return cls.SPLIT if compute_format is ComputeFormat.BF16 else cls.WHOLE
+
+
+class Part(StrEnum):
+    """One array of a block's state. docs/decisions/0007 states the number formats."""
+
+    P16 = "P16"
+    """Compute weights of trainable parameters."""
+    LO16 = "LO16"
+    """What P16 lacks of the fp32 master (split masters)."""
+    P32 = "P32"
+    """The fp32 master (whole masters)."""
+    M32 = "M32"
+    """First moment."""
+    V32 = "V32"
+    """Second moment; in the split state its sign bit carries a rounding tie."""
+    FROZEN16 = "FROZEN16"
+    """Compute weights of frozen parameters, which have nothing else."""
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """2 or 4."""
+        return 4 if self in (Part.P32, Part.M32, Part.V32) else 2
+
+    @property
+    def kind(self) -> TensorKind:
+        """The word of plans and schedules this part belongs to."""
+        if self in (Part.P16, Part.FROZEN16):
+            return TensorKind.P16
+        return TensorKind.P32 if self in (Part.LO16, Part.P32) else TensorKind.OS32
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its positions are those of frozen tensors, never written after the fill."""
+        return self is Part.FROZEN16
+
+
+TRAINABLE_PARTS: Mapping[MasterFormat, tuple[Part, ...]] = {
+    MasterFormat.SPLIT: (Part.P16, Part.LO16, Part.M32, Part.V32),
+    MasterFormat.WHOLE: (Part.P16, Part.P32, Part.M32, Part.V32),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +159,7 @@ class BlockLayout:
         for entry in self.tensors:
             place = TensorPlace(entry=entry, begin=ends[entry.is_trainable])
             places.append(place)
-            ends[entry.is_trainable] = _round_up(place.end, TENSOR_ALIGNMENT)
+            ends[entry.is_trainable] = -(-place.end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         object.__setattr__(self, "places", tuple(places))
         object.__setattr__(self, "num_trainable", ends[True])
         object.__setattr__(self, "num_frozen", ends[False])
@@ -120,7 +182,7 @@ class BlockLayout:
 
     def part_bytes(self, part: Part) -> int:
         """Bytes of a part in whole pages: what its extent and its RAM buffer have."""
-        return _round_up(self.num_positions(part) * part.bytes_per_parameter, ALIGNMENT_BYTES)
+        return whole_pages(self.num_positions(part) * part.bytes_per_parameter)
 
     def byte_range(self, part: Part, begin: int, end: int) -> ByteRange:
         """Where positions [begin, end) of a part lie, in whole pages.
@@ -136,7 +198,7 @@ class BlockLayout:
                 f"has {length}; ranges begin and end at multiples of {GRAIN} or at its end"
             )
         offset_bytes = begin * part.bytes_per_parameter
-        end_bytes = _round_up(end * part.bytes_per_parameter, ALIGNMENT_BYTES)
+        end_bytes = whole_pages(end * part.bytes_per_parameter)
         return ByteRange(offset_bytes=offset_bytes, nbytes=end_bytes - offset_bytes)
 
     def chunk(self, begin: int, end: int) -> dict[Part, ByteRange]:
@@ -224,11 +286,6 @@ class StateLayout:
                 for name, tensors in blocks.items()
             ),
         )
-
-    @property
-    def block_ids(self) -> range:
-        """All blocks, in order."""
-        return range(len(self.blocks))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -362,7 +419,3 @@ def _first_difference(saved: BlockLayout, wanted: BlockLayout) -> str:
         if old != now:
             return f"in block {wanted.name}: saved {old}, the model has {now}"
     return f"block {saved.name} is saved, the model has {wanted.name}"
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

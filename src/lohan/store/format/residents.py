@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from lohan.errors import ConfigError, DoesNotFit, ScheduleError
 from lohan.ssd import Buffer, BufferPool
-from lohan.store.format.layout import StateLayout
-from lohan.store.format.parts import Part
+from lohan.store.format.layout import Part, StateLayout
 from lohan.units import KIB, MIB, format_bytes
 from lohan.vocabulary import BlockId, TensorKind
 
@@ -83,10 +82,9 @@ class Residents:
                 f"{format_bytes(scratch_bytes)}",
                 remedy="keep fewer parts in RAM or raise the budget",
             )
-        self.budget_bytes = ram_budget_bytes
         self.scratch_bytes = scratch_bytes
         self._needed_bytes = needed_bytes
-        self._pool = BufferPool(name="resident states", slot_bytes=1, num_slots=0)
+        self._pool = BufferPool("resident states")
         self._scratch_lock = threading.Lock()
         self._buffers: dict[tuple[BlockId, Part], Buffer] = {}
         try:
@@ -99,11 +97,6 @@ class Residents:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def held_bytes(self) -> int:
-        """RAM leased now."""
-        return self._pool.in_use_bytes
 
     @property
     def peak_bytes(self) -> int:

@@ -34,8 +34,7 @@ import bisect
 from enum import IntEnum, StrEnum
 
 from lohan.errors import CheckpointError, LohanError, bug
-from lohan.store.format.layout import BlockLayout
-from lohan.store.format.parts import Part
+from lohan.store.format.layout import BlockLayout, Part
 
 
 class SlotCount(IntEnum):

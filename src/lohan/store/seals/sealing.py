@@ -1,19 +1,22 @@
 """The steps of a seal: resident parts to SSD, the books to a manifest, manifests to the drives.
 
-Owns the numbering of seals and the last manifest. The order of the steps, and what a failed one
-means, is in `states`. Used by `states` and `opening`.
+Owns the numbering of seals, the last manifest, and whose turn work on all blocks is. The order of
+the steps, and what a failed one means, is in `states`. Used by `states` and `opening`.
 """
 
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lohan.durable_files import sync_directory
-from lohan.errors import CheckpointError, ConfigError, RankLost
-from lohan.ssd import Buffer, RunDirectories
+from lohan.errors import CheckpointError, ConfigError, RankLost, bug
+from lohan.ssd import Buffer, RunDirectories, StripedTicket
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.store.files.state_file import Home, StateFile, home_of
+from lohan.store.files.tickets import wait_for
 from lohan.store.format.layout import ByteRange
 from lohan.store.format.residents import Residents
 from lohan.store.format.slots import BlockSlots, BlockState, SlotCount
@@ -23,7 +26,6 @@ from lohan.store.seals.manifest import (
     remove_manifests,
     replace_manifests,
     sealed_homes,
-    storage_errors,
 )
 from lohan.vocabulary import BlockId
 
@@ -50,18 +52,13 @@ def write_residents(
     Raises:
         StorageError: a write failed; all are over.
     """
-    writes = []
-    errors = []
+    writes: list[StripedTicket] = []
     try:
         for home, buffer in due_residents(residents, slots):
             where = ByteRange(offset_bytes=0, nbytes=buffer.nbytes)
-            writes.append((home, file.start_write(home, where, address=buffer.address)))
+            writes.append(file.start_write(home, where, address=buffer.address))
     finally:
-        for home, ticket in writes:
-            errors.append(file.settle(ticket, file.describe(home)))
-    for error in errors:
-        if error is not None:
-            raise error
+        wait_for(writes)
 
 
 def load_residents(
@@ -75,10 +72,7 @@ def load_residents(
     for block, part, buffer in residents.all():
         home = home_of(block, part, slots[block].current_slot)
         where = ByteRange(offset_bytes=0, nbytes=buffer.nbytes)
-        ticket = file.start_read(home, where, address=buffer.address, should_verify=True)
-        error = file.settle(ticket, file.describe(home))
-        if error is not None:
-            raise error
+        file.start_read(home, where, address=buffer.address, should_verify=True).wait()
 
 
 def verify_homes(file: StateFile, residents: Residents, wanted: Iterable[Home]) -> None:
@@ -238,7 +232,7 @@ class SealBook:
             directories=self._directories,
             slot_count=self._slot_count,
             layout=file.layout,
-            stripe=file.stripe,
+            stripe=file.file.layout,
             extents=file.extents,
             slots=current,
             checksums=checksums,
@@ -271,3 +265,42 @@ class SealBook:
     def remove(self) -> None:
         """Delete the manifests: first of all, so that none points at states that are gone."""
         remove_manifests(self._directories)
+
+
+class WholeStoreTurn:
+    """Work on all blocks at once (a seal, a verification): one at a time, and what it bars.
+
+    Nobody waits for it: two at a time are a mistake of the schedule.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: str | None = None
+        self._is_barring_updates = False
+
+    @contextlib.contextmanager
+    def taken(self, what: str, *, should_bar_updates: bool) -> Iterator[None]:
+        """Take the turn for as long as the block lasts.
+
+        Raises:
+            ScheduleError: somebody has it.
+        """
+        with self._lock:
+            if self._holder is not None:
+                raise bug(f"{what} began during {self._holder}")
+            self._holder, self._is_barring_updates = what, should_bar_updates
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holder, self._is_barring_updates = None, False
+
+    def refuse_update(self, block: BlockId) -> None:
+        """Refuse an update that would change bytes the holder of the turn works on.
+
+        Raises:
+            ScheduleError: the holder bars updates.
+        """
+        with self._lock:
+            if self._is_barring_updates:
+                raise bug(f"an update of block {block} began during {self._holder}")

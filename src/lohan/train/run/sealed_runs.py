@@ -21,7 +21,7 @@ from lohan.errors import CheckpointError, ConfigError
 from lohan.ssd import RunDirectories, choose_engine
 from lohan.ssd.engines.storage_errors import storage_error
 from lohan.store import ComputeFormat, Manifest, StateStore, list_left_runs, open_states
-from lohan.store.joined import JoinedStates
+from lohan.store.masters import JoinedStates
 from lohan.store.seals.commits import (
     name_of_rank,
     num_ranks_of,

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
-from lohan.optimizer.torch_optimizer import AdamW, GroupRates
+from lohan.optimizer import AdamWSettings
+from lohan.optimizer.torch_optimizer import AdamW
 
 
 class SteppedByEngine(AdamW):
     """AdamW whose step was taken by `engine.step`."""
 
-    _taken_with: Sequence[GroupRates] = ()
+    _taken_with: Sequence[AdamWSettings] = ()
     """Settings of the groups in the engine's last step."""
 
     def note_step(self) -> None:
@@ -32,8 +33,8 @@ class SteppedByEngine(AdamW):
             ConfigError: a setting was changed after the engine took the step.
         """
         for taken, now in zip(self._taken_with, self.rates(), strict=False):
-            for name, value in asdict(now.settings).items():
-                before = getattr(taken.settings, name)
+            for name, value in asdict(now).items():
+                before = getattr(taken, name)
                 if value != before:
                     raise ConfigError(
                         f"{name} was changed from {before} to {value} after the backward pass",

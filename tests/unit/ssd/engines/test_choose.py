@@ -6,7 +6,7 @@ import pytest
 
 from lohan import _native
 from lohan.ssd import choose_engine
-from lohan.ssd.engines import choose
+from lohan.ssd.engines import engine as choose
 
 
 def refuse_with(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

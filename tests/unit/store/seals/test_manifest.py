@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lohan.errors import CheckpointError, Corrupt, ShortTransfer, StorageError
-from lohan.ssd import NativeEngine, RunDirectories
+from lohan.ssd import IoEngine, RunDirectories
 from lohan.ssd.checksums import checksum_memory
 from lohan.store import ComputeFormat, Manifest, Part, StateStoreWarning, find_manifest
 from lohan.vocabulary import BlockId
@@ -28,7 +28,7 @@ from support.state_stores import (
 
 @pytest.fixture
 def engine():
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
     yield engine
     engine.close()
 
@@ -275,7 +275,7 @@ def test_a_seal_makes_everything_durable_in_the_right_order(
 ) -> None:
     directories = make_directories(tmp_path, 2)
     events: list[str] = []
-    inner = NativeEngine(is_uring=False)
+    inner = IoEngine(is_uring=False)
 
     class NotingEngine:
         def __getattr__(self, name: str):

@@ -21,10 +21,10 @@ from lohan.ssd import (
     BufferPool,
     DriveId,
     DriveSettings,
-    NativeEngine,
+    IoEngine,
     Priority,
 )
-from lohan.ssd.engines import native_engine
+from lohan.ssd.engines import engine as native_engine
 from support.ssd_engines import NATIVE, PAGE, Bench, make_engine, nothing_leaks, random_bytes
 
 MIB = 2**20
@@ -50,7 +50,7 @@ class Stalled:
 
     def __init__(self, bench: Bench, operation: str, fill: npt.NDArray[np.uint8] | int = 0) -> None:
         engine = bench.engine
-        assert isinstance(engine, NativeEngine)
+        assert isinstance(engine, IoEngine)
         self._engine = engine
         one_by_one = DriveSettings(max_requests=1, max_bytes=PAGE, block_bytes=PAGE)
         self._drive = engine.add_drive(one_by_one)
@@ -221,7 +221,7 @@ def test_impossible_drive_settings_are_refused(options: dict[str, int]) -> None:
 def test_io_uring_that_is_refused_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_engine._native, "probe_uring", lambda: errno.EPERM)
     with pytest.raises(PermissionError):
-        NativeEngine(is_uring=True)
+        IoEngine(is_uring=True)
 
 
 def resident_bytes() -> int:
@@ -271,7 +271,7 @@ def test_files_and_drives_of_another_engine_are_refused(bench: Bench) -> None:
 def test_a_drive_the_system_cannot_serve_says_so(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = NativeEngine(is_uring=False)
+    engine = IoEngine(is_uring=False)
 
     class Refusing:
         def add_drive(self, **_: object) -> int:
@@ -290,7 +290,7 @@ def test_a_size_beyond_the_address_space_never_becomes_a_small_mapping(nbytes: i
         _native.AlignedMemory(nbytes, False)
     for too_much in (nbytes, 2**64, 2**80):
         with pytest.raises(DoesNotFit, match="Cannot allocate memory"):
-            BufferPool(name="vast", slot_bytes=too_much, num_slots=1)
+            BufferPool("vast").allocate(too_much)
 
 
 def test_memory_of_no_bytes_is_refused() -> None:
