@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lohan.errors import ConfigError, LohanError, OutOfSpace, StorageError
 from lohan.ssd.engines.engine import DriveId, DriveSettings, IoEngine, IoFile
-from lohan.ssd.engines.storage_errors import short_transfer, storage_error
+from lohan.ssd.engines.storage_errors import short_transfer, storage_error, storage_errors
 from lohan.ssd.layout import StripeLayout
 from lohan.ssd.runs.run_directory import RunDirectories
 from lohan.units import format_bytes
@@ -205,7 +205,5 @@ def refuse_wrong_count(noun: str, given: Sequence[object], directories: Sequence
 
 
 def _device_of(directory: str) -> int:
-    try:
+    with storage_errors("an SSD directory failed", directory):
         return os.stat(directory).st_dev
-    except OSError as error:
-        raise storage_error("an SSD directory failed", error, path=directory) from None

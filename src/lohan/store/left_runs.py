@@ -322,4 +322,4 @@ def _delete(directories: Sequence[str], run_id: str, *, should_take_manifests: b
 
 
 def _refused(error: OSError, path: str) -> StorageError:
-    return storage_error("a run could not be removed", error.errno or errno.EIO, path=path)
+    return storage_error("a run could not be removed", error, path=path)

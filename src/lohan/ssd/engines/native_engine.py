@@ -25,7 +25,7 @@ from lohan.ssd.engines.engine import (
     closed_engine_error,
     refuse_unaligned,
 )
-from lohan.ssd.engines.storage_errors import short_transfer, storage_error
+from lohan.ssd.engines.storage_errors import short_transfer, storage_error, storage_errors
 
 # A wait is cut into stretches so that Ctrl-C is seen; the ticket itself is not affected by it.
 _WAIT_STRETCH_SECONDS = 0.5
@@ -112,10 +112,8 @@ class NativeEngine:
 
     def free_bytes(self, directory: str) -> int:
         """Space this user can still take there."""
-        try:
+        with storage_errors("a directory failed", directory):
             filesystem = os.statvfs(directory)
-        except OSError as error:
-            raise storage_error("a directory failed", error, path=directory) from None
         return filesystem.f_bavail * filesystem.f_frsize
 
     def file_bytes(self, file: IoFile) -> int:
@@ -128,10 +126,8 @@ class NativeEngine:
         descriptor = self._descriptor(file)
         before = os.fstat(descriptor).st_size
         if nbytes <= before:
-            try:
+            with storage_errors("a file kept its size", file.path):
                 os.ftruncate(descriptor, nbytes)
-            except OSError as error:
-                raise storage_error("a file kept its size", error, path=file.path) from None
             return
         if number := _native.reserve_space(descriptor, before, nbytes):
             # What was gained is given back, so that a refusal leaves nothing behind.
@@ -290,7 +286,7 @@ def open_descriptor(path: str, flags: int) -> tuple[int, Access]:
         StorageError: the file cannot be opened either way.
     """
     flags |= os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
+    with storage_errors("a file could not be opened", path):
         try:
             return os.open(path, flags | os.O_DIRECT, 0o600), Access.DIRECT
         except OSError as error:
@@ -300,8 +296,6 @@ def open_descriptor(path: str, flags: int) -> tuple[int, Access]:
             if flags & os.O_EXCL and os.path.exists(path):
                 flags &= ~os.O_EXCL
             return os.open(path, flags, 0o600), Access.BUFFERED
-    except OSError as error:
-        raise storage_error("a file could not be opened", error, path=path) from None
 
 
 def _native_ticket(ticket: Ticket) -> NativeTicket:

@@ -4,7 +4,10 @@ Owns the sentences: what each errno of a drive or filesystem means for a run, an
 Called by the engines when a request failed, and by the files and directories when a call did.
 """
 
+import contextlib
 import errno
+import os
+from collections.abc import Iterator
 
 from lohan.errors import OutOfSpace, ShortTransfer, StorageError
 
@@ -119,6 +122,18 @@ def storage_error(
         got_bytes=got_bytes,
         errno=number,
     )
+
+
+@contextlib.contextmanager
+def storage_errors(
+    what: str, path: str | os.PathLike[str], *, offset_bytes: int | None = None
+) -> Iterator[None]:
+    """Within it, what the operating system refuses is raised as `storage_error` of `what`."""
+    try:
+        yield
+    except OSError as error:
+        path = os.fspath(path)
+        raise storage_error(what, error, path=path, offset_bytes=offset_bytes) from None
 
 
 def short_transfer(

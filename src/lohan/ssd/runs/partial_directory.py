@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lohan.held_locks import hold, let_go
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 
 _PARTIAL = ".partial-"
 _RANDOM_BYTES = 4
@@ -29,11 +29,9 @@ def partial_directory(out: Path, is_merge: bool) -> Iterator[Path]:
     place = out if is_merge else out.parent
     remove_left(out, place)
     partial = place / f".{out.name}{_PARTIAL}{secrets.token_hex(_RANDOM_BYTES)}"
-    try:
+    with storage_errors("an export cannot be begun", partial):
         partial.mkdir()
         lock = hold(_opened(partial))
-    except OSError as error:
-        raise storage_error("an export cannot be begun", error, path=str(partial)) from None
     try:
         with contextlib.suppress(OSError):  # without locks nobody takes it for a leftover
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

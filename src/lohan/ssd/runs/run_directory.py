@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from lohan.durable_files import sync_directory
 from lohan.errors import ConfigError, StorageError
 from lohan.held_locks import hold, let_go
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error, storage_errors
 
 PREFIX = "lohan-"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -93,10 +93,8 @@ class RunDirectories:
             StorageError: a directory is gone or cannot be flushed.
         """
         for path in self.paths:
-            try:
+            with storage_errors("a run directory failed", path):
                 sync_directory(path)
-            except OSError as error:
-                raise storage_error("a run directory failed", error, path=path) from None
 
     def close(self, *, should_delete: bool = False) -> None:
         """Unlock. With `should_delete` the lock files go, and directories that are then empty.
@@ -136,10 +134,8 @@ def _make(path: str) -> None:
 
 
 def _refuse_foreign(path: str) -> None:
-    try:
+    with storage_errors("a run directory is missing", path):
         status = os.lstat(path)
-    except OSError as error:
-        raise storage_error("a run directory is missing", error, path=path) from None
     if not os.path.isdir(path) or os.path.islink(path) or status.st_uid != os.geteuid():
         raise StorageError(
             "a run directory was not taken over",
@@ -161,10 +157,8 @@ def _refuse_repeated(path: str, paths: Sequence[str]) -> None:
 
 def _lock(directory: str, run_id: str, *, is_new: bool) -> int:
     path = os.path.join(directory, LOCK_NAME)
-    try:
+    with storage_errors("a run could not be locked", path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise storage_error("a run could not be locked", error, path=path) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_lock_of(descriptor, directory):

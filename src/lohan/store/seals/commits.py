@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 
 from lohan.durable_files import sync_directory, write_json
 from lohan.errors import CheckpointError, OtherRanks
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.ssd.runs.run_directory import PREFIX
 from lohan.store.seals.manifest import (
     COMMIT_NAME,
     MANIFEST_NAME,
     TEMPORARY_NAME,
     Manifest,
-    storage_errors,
 )
 
 _NAME_OF_RANK = re.compile(r"(?P<run>.+)\.r\d+of(?P<ranks>\d+)")

@@ -6,10 +6,9 @@ format is described in docs/on-disk-format.md. Used by `states`.
 """
 
 import contextlib
-import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from lohan.errors import CheckpointError, ConfigError, StorageError
 from lohan.fields import convert
 from lohan.ssd import Extent, StripeLayout
 from lohan.ssd.checksums import ALGORITHM, checksum_memory
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.ssd.layout import StripeFile, damaged_fields
 from lohan.store.files.state_file import STATES_NAME, Home, checksum_pieces, home_of, homes
 from lohan.store.format.layout import LayoutFile, StateLayout
@@ -273,12 +272,3 @@ def remove_manifests(directories: Sequence[str]) -> None:
         for name in NAMES:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
-
-
-@contextlib.contextmanager
-def storage_errors(what: str, path: str) -> Iterator[None]:
-    """Tell the refusals of the operating system as errors of lohan."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(what, error.errno or errno.EIO, path=path) from None

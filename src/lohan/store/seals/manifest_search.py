@@ -4,7 +4,6 @@ Owns reading the copies, telling damaged, foreign and missing ones apart, and ch
 Used by `states` when a run is opened, and by whoever lists runs without opening them.
 """
 
-import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,9 +43,7 @@ def find_manifest(directories: Sequence[str], run_id: str) -> FoundManifest:
         except (CheckpointError, UnicodeDecodeError) as error:
             remarks[directory] = f"{path} is damaged ({error})"
         except OSError as error:
-            raise storage_error(
-                "a manifest could not be read", error.errno or errno.EIO, path=path
-            ) from None
+            raise storage_error("a manifest could not be read", error, path=path) from None
     if not found:
         raise CheckpointError(
             f"run {run_id} has no sealed state: {'; '.join(remarks.values())}",

@@ -13,6 +13,7 @@ from typing import Any
 from lohan.durable_files import sync_directory
 from lohan.errors import CheckpointError, ConfigError, RankLost
 from lohan.ssd import Buffer, RunDirectories
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.store.files.state_file import Home, StateFile, home_of
 from lohan.store.format.layout import ByteRange
 from lohan.store.format.residents import Residents
@@ -23,7 +24,6 @@ from lohan.store.seals.manifest import (
     remove_manifests,
     replace_manifests,
     sealed_homes,
-    storage_errors,
 )
 from lohan.vocabulary import BlockId
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.train.settings import adapter, offload
+from lohan.train.settings import adapter
 from lohan.train.settings.adapter import AdapterSettings, adapter_asked
 from lohan.train.settings.argument_names import argument_names
-from lohan.train.settings.config_file import read_file
 from lohan.train.settings.key_aliases import our_name_for
-from lohan.train.settings.offload import OffloadConfig, read_offload
+from lohan.train.settings.offload import SETTINGS, OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
 from lohan.train.settings.tasks import TASKS, Task, task_named
 
@@ -133,7 +132,7 @@ def written_settings(
     Raises:
         ConfigError: the file cannot be read, or a name is unknown.
     """
-    from_file = {} if path is None else read_file(pathlib.Path(path))
+    from_file = {} if path is None else _read_file(pathlib.Path(path))
     origin = "" if path is None else str(path)
     written: dict[str, Setting] = {}
     for key, value in _flat(from_file, origin or "the configuration"):
@@ -142,6 +141,56 @@ def written_settings(
         written[key] = Setting(value=value, origin="command line")
     _refuse_unknown(written)
     return written
+
+
+def _read_file(path: pathlib.Path) -> dict[str, Any]:
+    """What is written in a file, by key.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    import yaml
+
+    remedy = "correct the file, or leave it out and give everything with --key value"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {path}", why="the configuration is read from it", remedy=remedy
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read", why=str(error), remedy=remedy) from error
+    try:
+        found = yaml.load(text, Loader=_strict_loader())
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is not YAML", why=" ".join(str(error).split()), remedy=remedy
+        ) from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        why = "lines of the form key: value are expected"
+        raise ConfigError(f"{path} holds no settings", why=why, remedy=remedy)
+    return found
+
+
+def _strict_loader() -> Any:
+    """YAML without Python objects, and without a key that silently wins over its twin."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            own = (key for key, _ in node.value if not key.tag.endswith(":merge"))
+            keys = [self.construct_object(key, deep=True) for key in own]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f'the key "{key}" is written twice', node.start_mark
+                    )
+            found: dict[Any, Any] = super().construct_mapping(node, deep)
+            return found
+
+    return Loader
 
 
 def check_places(written: Mapping[str, Setting]) -> None:
@@ -180,8 +229,8 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         settings[key] = written.get(key, _LEFT_OUT)
         settings[key] = settings[key] if key == "task" else _placed(settings[key])
     places = _offload_of(written)
-    for key in offload.NAMES:
-        value = getattr(places, offload.FIELDS[key])
+    for key, place in SETTINGS.items():
+        value = getattr(places, place.name)
         value = list(value) if isinstance(value, tuple) else value
         name = f"offload.{key}"
         found = written[name].origin if name in written else "default"
@@ -271,7 +320,7 @@ def _refuse_unknown(written: Mapping[str, Setting]) -> None:
     task = _task_of(written)
     names = argument_names(*task.arguments) or argument_fields(task).keys()
     arguments = sorted(names - set(_TAKEN_OVER))
-    known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
+    known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{key}" for key in SETTINGS)]
     for key, setting in written.items():
         if key in known:
             continue

@@ -18,10 +18,14 @@ import torch
 from lohan.durable_files import write_json
 from lohan.engine.options import FirstStates
 from lohan.errors import CheckpointError
-from lohan.train.weights.export_layout import cut_shards
+from lohan.train.weights.export_hf import cut_shards
 from lohan.train.weights.file_list import check_files, hash_files, read_record
-from lohan.train.weights.safetensors_format import StoredTensor, read_header
-from lohan.train.weights.safetensors_stream import ShardWriter, read_tensor
+from lohan.train.weights.safetensors_files import (
+    ShardWriter,
+    StoredTensor,
+    read_header,
+    read_tensor,
+)
 from lohan.units import GB
 
 INDEX_NAME = "index.json"
