@@ -6,7 +6,7 @@ and by `train`. Everything here runs on the main thread.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -71,7 +71,9 @@ class Engine:
         self._books = Books(counters=counters)
         self._recorder = Recorder(is_on=setup.options.is_tracing, capacity_spans=_NUM_TRACED_SPANS)
         self._running: RunningPlan | None = None
-        self._life = EngineLife()
+        self._failure: BaseException | None = None
+        """For good: the states in work are of two steps."""
+        self._is_closed = self._is_working = False
 
     # What a user does --------------------------------------------------------------------------
 
@@ -215,8 +217,10 @@ class Engine:
 
     def close(self, *, should_delete: bool = False) -> None:
         """End the run. What was sealed stays on SSD unless `should_delete`. Twice is fine."""
-        if not self._life.close():
+        if self._is_closed:
             return
+        self._refuse_if_working()
+        self._is_closed = True
         with Closing() as stack:
             stack.callback(self._setup.peers.leave)
             stack.callback(self._setup.close, should_delete=should_delete)
@@ -414,13 +418,24 @@ class Engine:
             running, self._running = self._running, None
             held_bytes = running.host.peak_bytes
             self._setup.past_buffers_bytes = max(self._setup.past_buffers_bytes, held_bytes)
-            running.close(should_finish=should_finish and self._life.failure is None)
+            running.close(should_finish=should_finish and self._failure is None)
 
     # Failure -----------------------------------------------------------------------------------
 
-    def _failing_for_good(self) -> contextlib.AbstractContextManager[None]:
-        """A failure inside is the end: lanes stop, everything in flight is let go."""
-        return self._life.working(self._fail)
+    @contextlib.contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        """Work that nothing may come between. A failure inside is the end: lanes stop, everything
+        in flight is let go."""
+        self._is_working = True
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = error
+            self._fail(error)
+            raise
+        finally:
+            self._is_working = False
 
     def _fail(self, error: BaseException) -> None:
         self._setup.peers.tell_failure(error)
@@ -430,49 +445,10 @@ class Engine:
         self._setup.peers.leave()
 
     def _refuse_if_over(self) -> None:
-        self._life.refuse_if_over(self.run_id, self.sealed)
-
-
-class EngineLife:
-    """One per engine. A failure is for good: the states in work are of two steps."""
-
-    def __init__(self) -> None:
-        self.failure: BaseException | None = None
-        self._is_closed = False
-        self._is_working = False
-
-    @contextlib.contextmanager
-    def working(self, stop: Callable[[BaseException], None]) -> Iterator[None]:
-        """Work that nothing may come between; whatever fails inside is the end, and is told to
-        `stop`."""
-        self._is_working = True
-        try:
-            yield
-        except BaseException as error:
-            if self.failure is None:
-                self.failure = error
-            stop(error)
-            raise
-        finally:
-            self._is_working = False
-
-    def close(self) -> bool:
-        """The engine ends; False if it has before.
+        """Before anything is done.
 
         Raises:
-            ScheduleError: it is at work.
-        """
-        if self._is_closed:
-            return False
-        self._refuse_if_working()
-        self._is_closed = True
-        return True
-
-    def refuse_if_over(self, run_id: str, seal: Sealed | None) -> None:
-        """Before anything is done with the engine.
-
-        Raises:
-            ScheduleError: it is closed, or at work.
+            ScheduleError: the engine is closed, or at work.
             CheckpointError: it has failed; says from where to go on.
         """
         if self._is_closed:
@@ -481,13 +457,14 @@ class EngineLife:
                 why="its states have been let go",
                 remedy="attach again with the run's id",
             )
-        if self.failure is not None:
+        failure, seal = self._failure, self.sealed
+        if failure is not None:
             raise CheckpointError(
-                f"the engine has failed before ({type(self.failure).__name__}: {self.failure})",
+                f"the engine has failed before ({type(failure).__name__}: {failure})",
                 why="a step was left in the middle, so the states in work are of two steps",
-                remedy=f"attach again with run={run_id!r}: it goes on from step "
+                remedy=f"attach again with run={self.run_id!r}: it goes on from step "
                 f"{seal.step if seal else 'none: nothing was sealed'}",
-            ) from self.failure
+            ) from failure
         self._refuse_if_working()
 
     def _refuse_if_working(self) -> None:

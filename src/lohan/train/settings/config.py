@@ -16,11 +16,10 @@ from typing import Any
 from lohan.errors import ConfigError, nearest_names
 from lohan.train.settings import adapter
 from lohan.train.settings.adapter import AdapterSettings, adapter_asked
-from lohan.train.settings.argument_names import argument_names
 from lohan.train.settings.key_aliases import our_name_for
 from lohan.train.settings.offload import SETTINGS, OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
-from lohan.train.settings.tasks import TASKS, Task, task_named
+from lohan.train.settings.tasks import TASKS, Task, argument_names, task_named
 
 OWN_HELP = {
     "task": "What to train: " + ", ".join(TASKS) + ". Left out: sft.",
@@ -324,11 +323,11 @@ def _refuse_unknown(written: Mapping[str, Setting]) -> None:
     for key, setting in written.items():
         if key in known:
             continue
-        hint = our_name_for(key.removeprefix("offload."))
+        hint, near = our_name_for(key.removeprefix("offload.")), nearest_names(key, known)
         raise ConfigError(
             f'unknown key "{key}" ({setting.origin})',
             why="a key that is not known would be without effect",
-            remedy=_told(hint) if hint else nearest_names(key, known) if _is_near(key, known)
+            remedy=_told(hint) if hint else near if not near.startswith("write one of")
             else "see docs/configuration.md for every key",
         )  # fmt: skip
 
@@ -338,16 +337,13 @@ def _told(hint: str) -> str:
     return f"leave it out: {reason}" if not is_nothing and reason else f"write {hint}"
 
 
-def _is_near(key: str, known: Sequence[str]) -> bool:
-    return not nearest_names(key, known).startswith("write one of")
-
-
 def _coerced(name: str, setting: Setting, kind: Any) -> Any:
     """Bring a value to the type of its field: YAML reads 2e-5 as a text, the command line all."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     value = setting.value
-    if value is True and setting.origin == "command line" and not _can_be_switched_on(kind):
+    can_stand_alone = kind is bool or bool in typing.get_args(kind)
+    if value is True and setting.origin == "command line" and not can_stand_alone:
         raise ConfigError(
             f"--{name} has no value",
             why=f"{_kind_name(kind)} is expected; only what is on or off can stand alone",
@@ -366,10 +362,6 @@ def _coerced(name: str, setting: Setting, kind: Any) -> Any:
         ) from error
     except PydanticUserError:  # a type of another library, such as a parallelism plan
         return value
-
-
-def _can_be_switched_on(kind: Any) -> bool:
-    return kind is bool or bool in typing.get_args(kind)
 
 
 def _as_yaml(text: str) -> Any:

@@ -293,7 +293,9 @@ def tokenizer_in(place: ModelPlace, *, trust_remote_code: bool, **options: Any) 
         ConfigError: there is none, or it cannot be used.
     """
     directory = place.directory
-    if place.gguf_file is None and not any(map(_is_of_tokenizer, directory.iterdir())):
+    if place.gguf_file is None and not any(
+        fnmatch.fnmatch(path.name, one) for path in directory.iterdir() for one in _OF_TOKENIZERS
+    ):
         raise ConfigError(
             f"{directory} has no tokenizer",
             why="rows are turned into tokens by it (tokenizer.json, or what it is made from)",
@@ -396,10 +398,6 @@ def source_of_config(
     if kind is None:
         kind = meta_model.model_class(config, place.directory, trust_remote_code=False)
     return ModelSource(place=place, config=config, kind=kind, dtype=dtype, trust_remote_code=False)
-
-
-def _is_of_tokenizer(path: Path) -> bool:
-    return any(fnmatch.fnmatch(path.name, pattern) for pattern in _OF_TOKENIZERS)
 
 
 def _unpacked(
