@@ -12,7 +12,7 @@ from lohan.train.settings.adapter import FIELDS as ADAPTER_FIELDS
 from lohan.train.settings.adapter import HELP as ADAPTER_HELP
 from lohan.train.settings.arguments import REFUSED_ARGUMENTS
 from lohan.train.settings.config import LOHAN_DEFAULTS, OWN_HELP, argument_fields
-from lohan.train.settings.offload import HELP as OFFLOAD_HELP
+from lohan.train.settings.offload import SETTINGS as OFFLOAD
 from lohan.train.settings.tasks import TASKS
 
 _HEAD = """\
@@ -54,9 +54,9 @@ def _task_part() -> str:
 
 def _offload_part() -> str:
     lines = ["## The block `offload`", "", "| key | default | meaning |", "|---|---|---|"]
-    for name, text in OFFLOAD_HELP.items():
+    for name, setting in OFFLOAD.items():
         default = {"ssd": "required", "trace": "`false`"}.get(name, "`null`")
-        lines.append(f"| `offload.{name}` | {default} | {_cell(text)} |")
+        lines.append(f"| `offload.{name}` | {default} | {_cell(setting.metadata['meaning'])} |")
     return "\n".join(lines) + "\n"
 
 

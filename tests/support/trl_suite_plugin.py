@@ -159,7 +159,7 @@ def _with_offload(kind: Any) -> Any:
     Tests look at weights: outside of its own work the model shows its masters, which are in fp32
     as the weights of the trainer in memory are.
     """
-    from lohan.train.adapters.hollow_base import renamed
+    from lohan.train.adapters.adapting import renamed
 
     class Suited(kind):  # type: ignore[misc]
         _depth = 0

@@ -45,8 +45,7 @@ def preview(
     from lohan.train.data.dataset import load_rows
     from lohan.train.data.preview import prepare_tokens, preview_rows
     from lohan.train.data.tokenizing import load_tokenizer
-    from lohan.train.settings.argument_limits import refuse_impossible
-    from lohan.train.settings.arguments import make_arguments
+    from lohan.train.settings.arguments import make_arguments, refuse_impossible
     from lohan.train.settings.config import load_config
     from lohan.train.weights.model_places import CONFIGURATION, TOKENIZER, find_place
 

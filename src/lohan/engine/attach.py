@@ -32,7 +32,7 @@ from lohan.engine.ranks import (
     reduction_groups_of,
     refuse_unlike_ranks,
 )
-from lohan.engine.results import RunCounters
+from lohan.engine.results import RunCounters, seal_metadata, sealed_buffers
 from lohan.engine.run_setup import (
     RunSetup,
     compute_format_of,
@@ -41,7 +41,6 @@ from lohan.engine.run_setup import (
     refuse_meta_buffers,
     take_model_out,
 )
-from lohan.engine.seal_metadata import seal_metadata, sealed_buffers
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.lanes.step_record import NonFinitePolicy

@@ -1,8 +1,8 @@
 """The engine: trains an ordinary PyTorch model whose states live on SSD.
 
-Owns the run from attach to close: which plan is in use, sealing, what can be asked, and what
-happens when something fails. How a step runs is `step`. Called by users, and by `train`. Everything
-here runs on the main thread.
+Owns the run from attach to close: which plan is in use, sealing, what can be asked, whether it can
+still be used, and what happens when something fails. How a step runs is `step`. Called by users,
+and by `train`. Everything here runs on the main thread.
 """
 
 import contextlib
@@ -14,16 +14,21 @@ import torch
 
 from lohan.closing import Closing
 from lohan.drive import LossFunction
-from lohan.engine.engine_life import EngineLife
 from lohan.engine.loss import LossScale
 from lohan.engine.model_buffers import ModelBuffers
 from lohan.engine.planning.plan_run import PlannedRun, faster_plan
 from lohan.engine.planning.traced_model import BatchSizes
 from lohan.engine.ranks import agreement, covering_sizes, deal_step
-from lohan.engine.results import RunCounters, StepResult, of_one_step
+from lohan.engine.results import (
+    RunCounters,
+    Sealed,
+    StepResult,
+    of_one_step,
+    seal_metadata,
+    sealed_counters,
+)
 from lohan.engine.run_setup import RunSetup
 from lohan.engine.running import RunningPlan, start_running
-from lohan.engine.seal_metadata import Sealed, seal_metadata, sealed_counters
 from lohan.engine.step import (
     Books,
     begin_record,
@@ -32,7 +37,7 @@ from lohan.engine.step import (
     learn_draws,
     take_step,
 )
-from lohan.errors import OutOfSpace
+from lohan.errors import CheckpointError, OutOfSpace, ScheduleError
 from lohan.hardware.machine import Machine
 from lohan.lanes.step_record import refuse_replaced
 from lohan.optimizer.torch_optimizer import AdamW
@@ -66,7 +71,9 @@ class Engine:
         self._books = Books(counters=counters)
         self._recorder = Recorder(is_on=setup.options.is_tracing, capacity_spans=_NUM_TRACED_SPANS)
         self._running: RunningPlan | None = None
-        self._life = EngineLife()
+        self._failure: BaseException | None = None
+        """For good: the states in work are of two steps."""
+        self._is_closed = self._is_working = False
 
     # What a user does --------------------------------------------------------------------------
 
@@ -163,28 +170,23 @@ class Engine:
         Among ranks all of them ask, to the end, and each gets all.
         """
         self.synchronize()
-        setup = self._setup
-        found = setup.store.masters(are_frozen_wanted=are_frozen_wanted)
-        if setup.peers.num_ranks > 1:
-            found = whole_tensors(  # type: ignore[assignment]
-                setup.peers, setup.layout, found, count=1, is_trained_only=not are_frozen_wanted
-            )
-        yield from of_one_step(found, lambda: self.num_steps)
+        found = self._setup.store.masters(are_frozen_wanted=are_frozen_wanted)
+        yield from self._whole(found, count=1, is_trained_only=not are_frozen_wanted)
 
     def moments(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Name, first and second moment of every trainable parameter, one at a time; among ranks
         as `weights`."""
         self.synchronize()
-        setup, found = self._setup, self._setup.store.moments()
-        if setup.peers.num_ranks > 1:
-            found = whole_tensors(  # type: ignore[assignment]
-                setup.peers,
-                setup.layout,
-                found,
-                count=2,
-                is_trained_only=True,
+        yield from self._whole(self._setup.store.moments(), count=2, is_trained_only=True)
+
+    def _whole(self, found: Iterator[Any], *, count: int, is_trained_only: bool) -> Iterator[Any]:
+        """States as they are read, put together from the slices of all ranks."""
+        peers, layout = self._setup.peers, self._setup.layout
+        if peers.num_ranks > 1:
+            found = whole_tensors(
+                peers, layout, found, count=count, is_trained_only=is_trained_only
             )
-        yield from of_one_step(found, lambda: self.num_steps)
+        return of_one_step(found, lambda: self.num_steps)
 
     def synchronize(self) -> None:
         """Finish the updates of all steps so far. Raises as `step` does."""
@@ -215,8 +217,10 @@ class Engine:
 
     def close(self, *, should_delete: bool = False) -> None:
         """End the run. What was sealed stays on SSD unless `should_delete`. Twice is fine."""
-        if not self._life.close():
+        if self._is_closed:
             return
+        self._refuse_if_working()
+        self._is_closed = True
         with Closing() as stack:
             stack.callback(self._setup.peers.leave)
             stack.callback(self._setup.close, should_delete=should_delete)
@@ -414,13 +418,24 @@ class Engine:
             running, self._running = self._running, None
             held_bytes = running.host.peak_bytes
             self._setup.past_buffers_bytes = max(self._setup.past_buffers_bytes, held_bytes)
-            running.close(should_finish=should_finish and self._life.failure is None)
+            running.close(should_finish=should_finish and self._failure is None)
 
     # Failure -----------------------------------------------------------------------------------
 
-    def _failing_for_good(self) -> contextlib.AbstractContextManager[None]:
-        """A failure inside is the end: lanes stop, everything in flight is let go."""
-        return self._life.working(self._fail)
+    @contextlib.contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        """Work that nothing may come between. A failure inside is the end: lanes stop, everything
+        in flight is let go."""
+        self._is_working = True
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = error
+            self._fail(error)
+            raise
+        finally:
+            self._is_working = False
 
     def _fail(self, error: BaseException) -> None:
         self._setup.peers.tell_failure(error)
@@ -430,4 +445,33 @@ class Engine:
         self._setup.peers.leave()
 
     def _refuse_if_over(self) -> None:
-        self._life.refuse_if_over(self.run_id, self.sealed)
+        """Before anything is done.
+
+        Raises:
+            ScheduleError: the engine is closed, or at work.
+            CheckpointError: it has failed; says from where to go on.
+        """
+        if self._is_closed:
+            raise ScheduleError(
+                "the engine is closed",
+                why="its states have been let go",
+                remedy="attach again with the run's id",
+            )
+        failure, seal = self._failure, self.sealed
+        if failure is not None:
+            raise CheckpointError(
+                f"the engine has failed before ({type(failure).__name__}: {failure})",
+                why="a step was left in the middle, so the states in work are of two steps",
+                remedy=f"attach again with run={self.run_id!r}: it goes on from step "
+                f"{seal.step if seal else 'none: nothing was sealed'}",
+            ) from failure
+        self._refuse_if_working()
+
+    def _refuse_if_working(self) -> None:
+        if self._is_working:
+            raise ScheduleError(
+                "the engine was called from within its own work",
+                why="a step goes on until it returns or raises: lanes, buffers and states are its",
+                remedy="call it after the step, from one thread; to end a step, raise an exception "
+                "in the loss function or press Ctrl-C",
+            )

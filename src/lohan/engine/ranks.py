@@ -24,8 +24,8 @@ from lohan.drive.surroundings.randomness import Generators, RandomState
 from lohan.engine.loss import Labels, loss_weights
 from lohan.engine.options import FirstStates, Options
 from lohan.engine.planning.traced_model import BatchSizes, TracedModel, sizes_of
+from lohan.engine.results import sealed_counters
 from lohan.engine.run_setup import RunSetup
-from lohan.engine.seal_metadata import sealed_counters
 from lohan.errors import ConfigError, LohanError, RankLost, StorageError
 from lohan.optimizer import AdamWSettings
 from lohan.optimizer.torch_optimizer import AdamW

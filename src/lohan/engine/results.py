@@ -1,6 +1,8 @@
 """What a step gives back, what is sealed, and what is counted from step to step.
 
-Owns these records; the engine fills them in.
+Owns these records, and what of them the engine puts into a seal beside the states and finds there
+again: its counters, the model's buffers, and what the user gave. The engine fills them in; `attach`
+makes the first seal of a run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +12,10 @@ from typing import Any, TypeVar
 from lohan.engine.loss import LossScale
 from lohan.errors import ScheduleError
 from lohan.lanes.step_record import StepRecord
-from lohan.store import StoreCounters
+from lohan.store import Manifest, StoreCounters
 
 ItemT = TypeVar("ItemT")
+_COUNTERS, _BUFFERS, _USER = "lohan", "buffers", "user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +137,40 @@ def of_one_step(items: Iterator[ItemT], num_steps: Callable[[], int]) -> Iterato
                 why="what follows would be of another step than what came",
                 remedy="read everything before the next step, or begin to read anew",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """The last resume point."""
+
+    step: int
+    metadata: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, manifest: Manifest | None) -> "Sealed | None":
+        """As a user sees a seal."""
+        if manifest is None:
+            return None
+        return cls(step=manifest.step, metadata=manifest.metadata.get(_USER, {}))
+
+
+def seal_metadata(
+    *, counters: Mapping[str, Any] | None, buffers: Mapping[str, Any], user: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The metadata of a seal; without counters for a run that begins."""
+    found = {_BUFFERS: dict(buffers), _USER: dict(user)}
+    return found if counters is None else {_COUNTERS: dict(counters), **found}
+
+
+def sealed_counters(manifest: Manifest | None) -> Mapping[str, Any] | None:
+    """Counters to go on from; None if the run begins."""
+    found: Mapping[str, Any] | None = (
+        manifest.metadata.get(_COUNTERS) if manifest is not None else None
+    )
+    return found
+
+
+def sealed_buffers(manifest: Manifest | None) -> Mapping[str, Any]:
+    """The model's buffers in a seal, in their sealed form; none in those of older releases."""
+    found: Mapping[str, Any] = manifest.metadata.get(_BUFFERS, {}) if manifest is not None else {}
+    return found

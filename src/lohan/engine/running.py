@@ -107,109 +107,98 @@ def start_running(
         OutOfSpace, StorageError: there is no room for what is swapped to SSD.
     """
     with contextlib.ExitStack() as undo:
-        running = _start(setup, planned, recorder, on_finish, undo)
+        plan = planned.plan
+        rolling = RollingSchedule(plan)
+        layout, device, peers = setup.store.layout, setup.device, setup.peers
+        tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
+        host_bytes = pools_bytes(rolling.pools, tiers) + rounding_bytes(layout)
+        host_bytes += swap_rounding_bytes(plan) + peers_bytes(plan)
+        if device.queue is not None:
+            setup.options.tell(f"pinning {format_bytes(host_bytes)} of RAM for copies")
+        host = RamMemory(host_bytes, device, on_refused_pin=setup.tell_unpinned)
+        book = LeaseBook(host, device)
+        undo.callback(host.close)
+        swap_file = setup.make_swap_file(plan)
+        if swap_file is not None:
+            undo.callback(swap_file.close)
+        names = {segment.id: segment.name for segment in setup.segments}
+        weights = WeightMoves(
+            store=setup.store,
+            weights=map_weights(setup.segments, setup.layout, setup.dtype),
+            sets=setup.sets,
+            book=book,
+            device=device,
+            peers=peers,
+            whole=setup.layout,
+        )
+        gradients = GradientMoves(
+            layout=layout,
+            whole=setup.layout,
+            peers=peers,
+            workload=plan.workload,
+            book=book,
+            device=device,
+            spill=swap_file,
+            names=names,
+            num_pieces=planned.num_pieces,
+            num_threads=setup.num_threads,
+            dtype=setup.dtype,
+        )
+        updates = Updates(
+            store=setup.store,
+            book=book,
+            weights=weights,
+            gradients=gradients,
+            num_pieces=planned.num_pieces,
+            num_threads=setup.num_threads,
+        )
+        activations = SwappedActivations(device=device, book=book, file=swap_file)
+        driver = StepDriver(
+            planned=planned,
+            device=device,
+            weights=weights,
+            gradients=gradients,
+            activations=activations,
+            updates=updates,
+            names=names,
+            update_parameters_per_second=setup.options.update_parameters_per_second,
+        )
+        lanes = LaneExecutor(
+            dict.fromkeys(
+                (*THREADED_LANES, *((Lane.PEER,) if peers.num_ranks > 1 else ())), driver.action
+            ),
+            pools=rolling.pools,
+            give_back=book.give_back,
+            queue=device.queue,
+            recorder=recorder,
+            on_finish=on_finish,
+        )
+        undo.callback(lanes.close, should_finish=False)
+        driver.lanes = lanes
+        model = SegmentedModel(
+            setup.model,
+            setup.segments,
+            sets=setup.sets,
+            hooks=driver,
+            device=device.torch_device,
+            store=activations,
+            ledger=setup.draws,
+            captures=setup.captures,
+            enter_thread=device.compute,
+        )
         undo.pop_all()
-    return running
-
-
-def _start(
-    setup: RunSetup,
-    planned: PlannedRun,
-    recorder: Recorder,
-    on_finish: OnFinish,
-    undo: contextlib.ExitStack,
-) -> RunningPlan:
-    plan = planned.plan
-    rolling = RollingSchedule(plan)
-    layout, device, peers = setup.store.layout, setup.device, setup.peers
-    tiers = {Tier.RAM, Tier.GPU} if device.shares_ram else {Tier.RAM}
-    host_bytes = pools_bytes(rolling.pools, tiers) + rounding_bytes(layout)
-    host_bytes += swap_rounding_bytes(plan) + peers_bytes(plan)
-    if device.queue is not None:
-        setup.options.tell(f"pinning {format_bytes(host_bytes)} of RAM for copies")
-    host = RamMemory(host_bytes, device, on_refused_pin=setup.tell_unpinned)
-    book = LeaseBook(host, device)
-    undo.callback(host.close)
-    swap_file = setup.make_swap_file(plan)
-    if swap_file is not None:
-        undo.callback(swap_file.close)
-    names = {segment.id: segment.name for segment in setup.segments}
-    weights = WeightMoves(
-        store=setup.store,
-        weights=map_weights(setup.segments, setup.layout, setup.dtype),
-        sets=setup.sets,
-        book=book,
-        device=device,
-        peers=peers,
-        whole=setup.layout,
-    )
-    gradients = GradientMoves(
-        layout=layout,
-        whole=setup.layout,
-        peers=peers,
-        workload=plan.workload,
-        book=book,
-        device=device,
-        spill=swap_file,
-        names=names,
-        num_pieces=planned.num_pieces,
-        num_threads=setup.num_threads,
-        dtype=setup.dtype,
-    )
-    updates = Updates(
-        store=setup.store,
-        book=book,
-        weights=weights,
-        gradients=gradients,
-        num_pieces=planned.num_pieces,
-        num_threads=setup.num_threads,
-    )
-    activations = SwappedActivations(device=device, book=book, file=swap_file)
-    driver = StepDriver(
-        planned=planned,
-        device=device,
-        weights=weights,
-        gradients=gradients,
-        activations=activations,
-        updates=updates,
-        names=names,
-        update_parameters_per_second=setup.options.update_parameters_per_second,
-    )
-    lanes = LaneExecutor(
-        dict.fromkeys(
-            (*THREADED_LANES, *((Lane.PEER,) if peers.num_ranks > 1 else ())), driver.action
-        ),
-        pools=rolling.pools,
-        give_back=book.give_back,
-        queue=device.queue,
-        recorder=recorder,
-        on_finish=on_finish,
-    )
-    undo.callback(lanes.close, should_finish=False)
-    driver.lanes = lanes
-    model = SegmentedModel(
-        setup.model,
-        setup.segments,
-        sets=setup.sets,
-        hooks=driver,
-        device=device.torch_device,
-        store=activations,
-        ledger=setup.draws,
-        captures=setup.captures,
-        enter_thread=device.compute,
-    )
-    return RunningPlan(
-        planned=planned,
-        rolling=rolling,
-        lanes=lanes,
-        driver=driver,
-        model=model,
-        host=host,
-        book=book,
-        weights=weights,
-        gradients=gradients,
-        activations=activations,
-        updates=updates,
-        swap_file=swap_file,
-        states=setup.store,
-    )
+        return RunningPlan(
+            planned=planned,
+            rolling=rolling,
+            lanes=lanes,
+            driver=driver,
+            model=model,
+            host=host,
+            book=book,
+            weights=weights,
+            gradients=gradients,
+            activations=activations,
+            updates=updates,
+            swap_file=swap_file,
+            states=setup.store,
+        )

@@ -8,7 +8,6 @@ it is given.
 
 import contextlib
 import copy
-import errno
 import functools
 import math
 import os
@@ -31,7 +30,7 @@ from lohan.train.data.dataset import TrainingRows, load_rows, refuse_missing_tem
 from lohan.train.data.preview import explained_rows
 from lohan.train.data.tokenizing import load_tokenizer
 from lohan.train.data.whole_tables import whole_tables
-from lohan.train.run.disk_reservation import Reservation, needed_bytes
+from lohan.train.run.disk_reservation import Reservation, out_uses
 from lohan.train.run.out_folder import TABLES_FOLDER, HeldFolder, held_folder
 from lohan.train.run.run_files import AcceptedRun
 from lohan.train.run.signals import stop_on_signals
@@ -82,7 +81,7 @@ def run_training(
     if args.process_index > 0:
         console = Console(quiet=True)  # the first rank speaks, and has the folder
     with (
-        contextlib.suppress(_DryRunEnded),
+        contextlib.suppress(_Planned),
         loss_explained(args.process_index, args.world_size),
         stop_on_signals(is_at_once=True),  # until there are steps, which the trainer finishes
         held_folder(out, is_resuming=bool(resume))
@@ -96,8 +95,8 @@ def run_training(
     return None
 
 
-class _DryRunEnded(Exception):
-    """All that a dry run does is done."""
+class _Planned(Exception):
+    """All that was to be done before the first byte of states is done."""
 
 
 def _run(
@@ -144,13 +143,13 @@ def _run(
                 "note: eval_strategy is no, so nothing is evaluated; write epoch or steps"
             )
         if not source.has_weights and not is_dry:
-            trial = _make_trainer(config, copy.deepcopy(args), source, tokenizer, rows, held_out)
-            _refuse_unplannable(trial, resume=resume, console=console)
+            own = copy.deepcopy(args)
+            trial = _make_trainer(config, own, source, tokenizer, rows, held_out, console)
+            _refuse_unplannable(trial, resume=resume)
             console.print(f"the plan fits; fetching the weights of {config.model}", style="dim")
             with args.main_process_first(desc="the weights"):
                 source = _open(config, args, revision=source.directory.name)
-        trainer = _make_trainer(config, args, source, tokenizer, rows, held_out)
-    trainer.is_out_held = True
+        trainer = _make_trainer(config, args, source, tokenizer, rows, held_out, console)
     trainer.model_name, trainer.data_names = config.model, config.data
     _report_rows(trainer, rows, console)
     if held is not None:
@@ -160,7 +159,6 @@ def _run(
         trainer.add_callback(callback)
     if is_dry:
         trainer.on_planned = lambda planned: _end_dry_run(trainer, planned, progress)
-    trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
     with Closing() as closing:
         closing.callback(trainer.close)
         closing.callback(progress.close)
@@ -179,17 +177,14 @@ def _run(
             console.print(_what_stays(trainer, out, error), soft_wrap=True, end="")
             if not isinstance(error, OSError):
                 raise
-            raise storage_error(
-                "a file of the run cannot be written",
-                error.errno or errno.EIO,
-                path=str(error.filename or out),
-            ) from error
+            what, path = "a file of the run cannot be written", str(error.filename or out)
+            raise storage_error(what, error, path=path) from error
     return out
 
 
 def _what_stays(trainer: Any, out: pathlib.Path, error: BaseException) -> str:
     """A line on what can be gone on from; none where there is nothing to say."""
-    if isinstance(error, _DryRunEnded):
+    if isinstance(error, _Planned):
         return ""
     num_here = os.environ.get("LOCAL_WORLD_SIZE", "1")
     again = f"lohan train {shlex.quote(str(out))} --resume"
@@ -211,14 +206,10 @@ def _end_dry_run(trainer: Any, planned: PlannedRun, progress: Any) -> None:
     prediction = quick_step(planned.plan, planned.machine)
     num_steps = planned_steps(trainer) or 0
     progress.show_plan(planned.plan, prediction, planned.machine, num_steps=num_steps)
-    raise _DryRunEnded
+    raise _Planned
 
 
-class _PlanFits(Exception):
-    """What could be known before the weights are here is known."""
-
-
-def _refuse_unplannable(trainer: Any, *, resume: str | bool | None, console: Console) -> None:
+def _refuse_unplannable(trainer: Any, *, resume: str | bool | None) -> None:
     """Start a run up to its plan, with a model whose weights are not here.
 
     Raises:
@@ -226,14 +217,12 @@ def _refuse_unplannable(trainer: Any, *, resume: str | bool | None, console: Con
     """
 
     def end(_: PlannedRun) -> None:
-        raise _PlanFits
+        raise _Planned
 
-    trainer.is_out_held = True
     trainer.on_planned = end
-    trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
     try:
         if trainer.largest_step() is not None:
-            with contextlib.suppress(_PlanFits):
+            with contextlib.suppress(_Planned):
                 trainer.train(resume_from_checkpoint=resume)
     finally:
         trainer.close()
@@ -261,7 +250,8 @@ def _open(
 
 def _refuse_full(out: pathlib.Path, source: Any, config: TrainConfig, args: Any) -> None:
     """Refuse an output folder without room for the model before its weights are taken in."""
-    nbytes, _ = needed_bytes(
+    uses = out_uses(
+        str(out),
         sum(math.prod(shape) for shape in source.parameters.values()),
         num_steps=max(0, args.max_steps),
         archive_steps=config.offload.archive_steps,
@@ -270,7 +260,7 @@ def _refuse_full(out: pathlib.Path, source: Any, config: TrainConfig, args: Any)
         num_models=2 if args.load_best_model_at_end else 1,
     )
     space = Reservation(out)
-    space.hold(nbytes, purpose="the model and its archives")
+    space.hold(sum(use.nbytes for use in uses), purpose="the model and its archives")
     space.release()
 
 
@@ -281,6 +271,7 @@ def _make_trainer(
     tokenizer: Any,
     rows: TrainingRows,
     held_out: TrainingRows | None,
+    console: Console,
 ) -> Any:
     from lohan.train.data.answer_marks import answer_template
 
@@ -321,6 +312,8 @@ def _make_trainer(
             why=f"truncation to max_length={args.max_length} leaves no token with a loss",
             remedy="raise max_length; `lohan data preview` shows the lengths",
         )
+    trainer.is_out_held = True
+    trainer.tell = lambda sentence: console.print(sentence, style="dim", soft_wrap=True)
     return trainer
 
 

@@ -6,6 +6,7 @@ Called by the engines when a request failed, and by the files and directories wh
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 
 from lohan.errors import OutOfSpace, ShortTransfer, StorageError
@@ -124,12 +125,15 @@ def storage_error(
 
 
 @contextlib.contextmanager
-def storage_errors(what: str, path: str) -> Iterator[None]:
-    """Tell the refusals of the operating system as errors of lohan."""
+def storage_errors(
+    what: str, path: str | os.PathLike[str], *, offset_bytes: int | None = None
+) -> Iterator[None]:
+    """Within it, what the operating system refuses is raised as `storage_error` of `what`."""
     try:
         yield
     except OSError as error:
-        raise storage_error(what, error, path=path) from None
+        path = os.fspath(path)
+        raise storage_error(what, error, path=path, offset_bytes=offset_bytes) from None
 
 
 def short_transfer(

@@ -29,7 +29,7 @@ def partial_directory(out: Path, is_merge: bool) -> Iterator[Path]:
     place = out if is_merge else out.parent
     remove_left(out, place)
     partial = place / f".{out.name}{_PARTIAL}{secrets.token_hex(_RANDOM_BYTES)}"
-    with storage_errors("an export cannot be begun", str(partial)):
+    with storage_errors("an export cannot be begun", partial):
         partial.mkdir()
         lock = hold(_opened(partial))
     try:

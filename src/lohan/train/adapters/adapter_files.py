@@ -7,10 +7,8 @@ export is. Called by the trainers and by `lohan export`; `lohan check` looks at 
 
 import dataclasses
 import json
-import math
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,10 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError, LohanError
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.ssd.runs.partial_directory import partial_directory
 from lohan.train.adapters.kinds import adapter_of
 from lohan.train.weights import meta_model
-from lohan.train.weights.carried_files import write_text
 from lohan.train.weights.check_export import ModelDirectoryReport, look_at_values
 from lohan.train.weights.checkpoint_files import shown
 from lohan.train.weights.export_hf import (
@@ -32,8 +30,7 @@ from lohan.train.weights.export_hf import (
 )
 from lohan.train.weights.file_list import files_below
 from lohan.train.weights.model_identity import as_json
-from lohan.train.weights.safetensors_format import StoredTensor, read_header
-from lohan.train.weights.safetensors_stream import ShardWriter
+from lohan.train.weights.safetensors_files import ShardWriter, StoredTensor, read_header
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -123,7 +120,9 @@ def export_adapter(
             writer.finish()
         finally:
             writer.close()
-        write_text(partial / CONFIG_NAME, json.dumps(fields, indent=2, sort_keys=True))
+        with storage_errors(f"{CONFIG_NAME} cannot be written", partial / CONFIG_NAME):
+            text = json.dumps(fields, indent=2, sort_keys=True)
+            (partial / CONFIG_NAME).write_text(text, encoding="utf-8")
         if tokenizer is not None:
             with meta_model.explained("the tokenizer cannot be saved", "check the tokenizer"):
                 tokenizer.save_pretrained(str(partial))
@@ -176,17 +175,6 @@ def check_adapter_directory(
         problems.append(f"{CONFIG_NAME} cannot be read: {error}")
     except LohanError as error:
         problems.append(f"{error.what}: {error.why}")
-    kinds = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in stored)
-    return ModelDirectoryReport(
-        path=directory,
-        architecture=f"{fields.get('peft_type')} adapter of "
-        f"{fields.get('base_model_name_or_path') or 'a base that is not named'}",
-        num_files=1 if stored else 0,
-        num_tensors=len(stored),
-        num_parameters=sum(math.prod(tensor.shape) for tensor in stored),
-        total_bytes=sum(tensor.nbytes for tensor in stored),
-        dtypes=dict(kinds.most_common()),
-        unexpected=(),
-        problems=tuple(problems),
-        remarks=tuple(remarks),
-    )
+    base = fields.get("base_model_name_or_path") or "a base that is not named"
+    architecture = f"{fields.get('peft_type')} adapter of {base}"
+    return ModelDirectoryReport.of(directory, architecture, stored, problems, remarks)

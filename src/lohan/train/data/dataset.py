@@ -1,26 +1,32 @@
 """Training rows from files to the table TRL takes.
 
-Owns checking every row before anything is trained, the table's column types, and finding the row a
-chat template refuses. Reading files is in `row_files`, their meaning in `row_formats`. Called by
-`fine_tune` and by the preview.
+Owns checking every row before anything is trained, the table's column types, finding the row a
+chat template refuses, and the hash of rows as the model will see them, which tells on resume that
+they are the same: it covers what a trainer gives to the model, in order, so another file,
+tokenizer, chat template or length gives another hash. Reading files is in `row_files`, their
+meaning in `row_formats`. Called by `fine_tune`, the trainers and the preview.
 """
 
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, LohanError
 from lohan.train.data.row_files import Row, check_file, read_rows
-from lohan.train.data.row_formats import RowFormat, convert, recognise
+from lohan.train.data.row_formats import RowFormat, convert, is_chat, recognise
 
 _HASH_BYTES = 1 << 20
 _OF_PLAIN_MESSAGES = ("role", "content")
 _MOST_CHARACTERS = 16_000_000
 """Of a row: some books, and some seconds of a tokenizer."""
+_COLUMNS = ("input_ids", "labels", "seq_lengths", "messages", "prompt", "completion", "text")
+_BATCH_ROWS = 1000
+_PICTURE_ROWS = 20
+"""At a time of a table that holds files: they may be large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +106,7 @@ def load_rows(
     return TrainingRows(
         table=table,
         format_name=form.name,
-        is_chat=form.is_chat(first),
+        is_chat=is_chat(first),
         files_hash=files_hash,
     )
 
@@ -121,7 +127,7 @@ def _streamed(paths: Sequence[str], text_column: str | None, forms: str) -> Trai
     features = {name: _feature(value, datasets) for name, value in converted.items()}
     table = datasets.IterableDataset.from_generator(rows, features=datasets.Features(features))
     return TrainingRows(
-        table=table, format_name=form.name, is_chat=form.is_chat(converted), files_hash=""
+        table=table, format_name=form.name, is_chat=is_chat(converted), files_hash=""
     )
 
 
@@ -150,7 +156,7 @@ def _check_rows(
         converted = convert(row, form)
         _refuse_endless(row, converted)
         first = first or converted
-        if form.is_chat(converted) != form.is_chat(first):
+        if is_chat(converted) != is_chat(first):
             raise ConfigError(
                 f"{row.place} is text where the rows before are messages, or the other way round",
                 why="one table holds rows of one kind",
@@ -293,3 +299,42 @@ def _conversations(row: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
 
 def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
     return f"roles: {', '.join(str(message.get('role')) for message in messages)}"
+
+
+def hash_rows(dataset: Any, columns: Collection[str] | None) -> str | None:
+    """SHA-256 of the rows, or None for a stream, whose rows cannot be read twice.
+
+    Args:
+        columns: those that count besides the usual ones; None: all of them.
+    """
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset):
+        return None
+    known = dataset.column_names
+    more = set(known if columns is None else columns).difference(_COLUMNS)
+    names = [name for name in (*_COLUMNS, *sorted(more)) if name in known] or known
+    digest = hashlib.sha256(json.dumps([len(dataset), names]).encode())
+    chosen = dataset.select_columns(names)
+    has_files = "binary" in str(chosen.data.schema)
+    num_rows = _PICTURE_ROWS if has_files else _BATCH_ROWS
+    for batch in chosen.with_format("arrow").iter(batch_size=num_rows):
+        for name in names:
+            for chunk in batch.column(name).chunks:
+                _update(digest, chunk)
+    return digest.hexdigest()
+
+
+def _update(digest: Any, chunk: Any) -> None:
+    import pyarrow as pa
+
+    if pa.types.is_list(chunk.type) and pa.types.is_integer(chunk.type.value_type):
+        digest.update(chunk.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+        values = chunk.flatten().to_numpy(zero_copy_only=False)
+        digest.update(values.astype("int64").tobytes())
+    else:
+        digest.update(json.dumps(chunk.to_pylist(), default=_in_words).encode())
+
+
+def _in_words(value: Any) -> str:
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)

@@ -4,8 +4,9 @@ Owns the preview's numbers and pieces; printing is the command line's. The rows 
 TRL's own code, so the mask shown is the mask trained with. Called by `lohan data preview`.
 """
 
+import contextlib
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,30 +130,26 @@ def _answers(table: Any, tokenizer: Any, args: Any, kind: Any) -> list[dict[str,
     return found
 
 
-class explained_rows:
+@contextlib.contextmanager
+def explained_rows(
+    rows: TrainingRows, tokenizer: Any, args: Any, template: str | None
+) -> Iterator[None]:
     """Within it, an error of a chat template names the row."""
-
-    def __init__(self, rows: TrainingRows, tokenizer: Any, args: Any, template: str | None) -> None:
-        self._rows, self._tokenizer, self._template = rows, tokenizer, template
-        self._needs_answers = bool(getattr(args, "assistant_only_loss", False))
-        self._args = args
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if not isinstance(error, Exception) or not self._rows.is_chat:
-            return
-        found = find_refused_row(
-            self._rows, self._tokenizer, self._template, needs_answers=self._needs_answers
+    try:
+        yield
+    except Exception as error:
+        needs_answers = bool(getattr(args, "assistant_only_loss", False))
+        found = (
+            find_refused_row(rows, tokenizer, template, needs_answers=needs_answers)
+            if rows.is_chat
+            else None
         )
         if found is None:
-            return
-        number, why = found
+            raise
         raise ConfigError(
-            f"the chat template refuses row {number}",
-            why=why,
-            remedy=f"correct or delete the row, or {another_template(self._args)}",
+            f"the chat template refuses row {found[0]}",
+            why=found[1],
+            remedy=f"correct or delete the row, or {another_template(args)}",
         ) from error
 
 

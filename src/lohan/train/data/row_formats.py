@@ -34,8 +34,6 @@ class RowFormat:
     name: str
     needs: tuple[str, ...]
     convert: Callable[[Row], dict[str, Any]]
-    is_chat: Callable[[Mapping[str, Any]], bool]
-    """Whether a converted row needs a chat template."""
 
     def fits(self, row: Row) -> bool:
         """Whether a row has the columns."""
@@ -236,8 +234,9 @@ def _of_one_kind(row: Row, names: list[str]) -> dict[str, Any]:
     return {**found, **_tools(row)}
 
 
-def _is_chat(row: Mapping[str, Any]) -> bool:
-    return not isinstance(row.get("chosen", row.get("completion")), str)
+def is_chat(converted: Mapping[str, Any]) -> bool:
+    """Whether a converted row has messages, and so needs a chat template."""
+    return any(isinstance(value, list) for value in converted.values())
 
 
 def _text_format(column: str) -> RowFormat:
@@ -245,35 +244,22 @@ def _text_format(column: str) -> RowFormat:
         name=column,
         needs=(column,),
         convert=lambda row: {column: _filled(row, column, _text(row, column, row.fields[column]))},
-        is_chat=lambda _: False,
     )
 
 
-def _always(_: Mapping[str, Any]) -> bool:
-    return True
-
-
 _PROMPTED = RowFormat(
-    name="prompt and completion",
-    needs=("prompt", "completion"),
-    convert=_from_prompt,
-    is_chat=lambda row: not isinstance(row["prompt"], str),
+    name="prompt and completion", needs=("prompt", "completion"), convert=_from_prompt
 )
 FORMATS = (
-    RowFormat(name="messages", needs=("messages",), convert=_from_messages, is_chat=_always),
-    RowFormat(name="ShareGPT", needs=("conversations",), convert=_from_sharegpt, is_chat=_always),
-    RowFormat(
-        name="alpaca", needs=("instruction", "output"), convert=_from_alpaca, is_chat=_always
-    ),
+    RowFormat(name="messages", needs=("messages",), convert=_from_messages),
+    RowFormat(name="ShareGPT", needs=("conversations",), convert=_from_sharegpt),
+    RowFormat(name="alpaca", needs=("instruction", "output"), convert=_from_alpaca),
     _PROMPTED,
     _text_format("text"),
 )
-_PAIRS = RowFormat(name="pairs", needs=("chosen", "rejected"), convert=_from_pair, is_chat=_is_chat)
+_PAIRS = RowFormat(name="pairs", needs=("chosen", "rejected"), convert=_from_pair)
 _JUDGED = RowFormat(
-    name="judged answers",
-    needs=("prompt", "completion", "label"),
-    convert=_from_judged,
-    is_chat=_is_chat,
+    name="judged answers", needs=("prompt", "completion", "label"), convert=_from_judged
 )
 _TASKS = {"dpo": _PAIRS, "kto": _JUDGED}
 FORMS: dict[str, tuple[RowFormat, ...]] = {

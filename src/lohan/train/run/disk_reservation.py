@@ -6,7 +6,6 @@ reserved by the engine. Called by `saving`, and by `lohan plan` for the arithmet
 """
 
 import contextlib
-import errno
 import math
 import os
 import pathlib
@@ -17,7 +16,7 @@ from typing import Any
 from lohan.durable_files import new_file
 from lohan.errors import OutOfSpace
 from lohan.plan.run_room import DriveRoom, DriveUse
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.units import format_bytes_decimal
 
 RESERVED_NAME = ".lohan-reserved"
@@ -26,30 +25,6 @@ _MODEL_BYTES_PER_PARAMETER = 2
 _ARCHIVE_BYTES_PER_PARAMETER = 2 + 12
 _MODEL = "the model to start from"
 _BESIDE_BYTES = 64 * 1000 * 1000
-
-
-def needed_bytes(
-    num_parameters: int,
-    *,
-    num_steps: int,
-    archive_steps: int | None,
-    save_total_limit: int | None,
-    num_models: int = 1,
-    save_model_steps: int | None = None,
-) -> tuple[int, int]:
-    """Bytes a run will hold in its output folder at most, and how many archives that counts."""
-
-    def num_kept(every: int | None) -> int:
-        made = 0 if every is None else num_steps // every
-        if save_total_limit is None or save_total_limit <= 0:
-            return made
-        return min(made, save_total_limit + 1)  # a new one is complete before the oldest goes
-
-    num_archives = num_kept(archive_steps)
-    num_models += num_kept(save_model_steps)
-    archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
-    models = num_models * _MODEL_BYTES_PER_PARAMETER * num_parameters
-    return archives + models + _BESIDE_BYTES, num_archives
 
 
 def out_uses(
@@ -64,24 +39,28 @@ def out_uses(
 ) -> list[DriveUse]:
     """What a run will hold in its output folder at most. A model is written beside its place and
     moved there, so it takes its room once; the best one is kept beside the last."""
-    nbytes, num_archives = needed_bytes(
-        num_parameters,
-        num_steps=num_steps,
-        archive_steps=archive_steps,
-        save_total_limit=save_total_limit,
-        num_models=num_models,
-        save_model_steps=save_model_steps,
-    )
-    archives = num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters
+
+    def num_kept(every: int | None) -> int:
+        made = 0 if every is None else num_steps // every
+        if save_total_limit is None or save_total_limit <= 0:
+            return made
+        return min(made, save_total_limit + 1)  # a new one is complete before the oldest goes
+
+    num_archives = num_kept(archive_steps)
+    all_models = num_models + num_kept(save_model_steps)
     return [
         DriveUse(
             path=out,
             purpose="the finished model"
             + (" twice (the best one stays)" if num_models > 1 else "")
             + (", and those of steps" if save_model_steps is not None else ""),
-            nbytes=nbytes - archives,
+            nbytes=all_models * _MODEL_BYTES_PER_PARAMETER * num_parameters + _BESIDE_BYTES,
         ),
-        DriveUse(path=out, purpose=f"{num_archives} archive(s)", nbytes=archives),
+        DriveUse(
+            path=out,
+            purpose=f"{num_archives} archive(s)",
+            nbytes=num_archives * _ARCHIVE_BYTES_PER_PARAMETER * num_parameters,
+        ),
     ]
 
 
@@ -147,14 +126,8 @@ class Reservation:
                 "(offload: archive_steps, save_total_limit)",
                 path=str(self._path.parent),
             )
-        try:
+        with storage_errors("the output folder cannot be written", self._path):
             descriptor = new_file(self._path)
-        except OSError as error:
-            raise storage_error(
-                "the output folder cannot be written",
-                error.errno or errno.EIO,
-                path=str(self._path),
-            ) from None
         try:
             # Where a filesystem cannot reserve, the check above has to be enough.
             with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from lohan.durable_files import new_file
 from lohan.errors import ConfigError
 from lohan.held_locks import hold, let_go
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_error, storage_errors
 from lohan.ssd.runs.partial_directory import remove_left
 from lohan.train.run.disk_reservation import RESERVED_NAME, Reservation
 from lohan.train.run.resume_point import checkpoints, read_run
@@ -93,16 +93,12 @@ def _missing(folder: pathlib.Path) -> list[pathlib.Path]:
 def _make_writable(out: pathlib.Path) -> None:
     if out.exists() and not out.is_dir():
         raise storage_error("the output folder cannot be written", errno.ENOTDIR, path=str(out))
-    try:
+    with storage_errors("the output folder cannot be written", out):
         out.mkdir(parents=True, exist_ok=True)
         # As long as the longest name that is written at the end: not to be refused only then.
         probe = out / f".{out.name}.lohan-write-probe"
         os.close(new_file(probe))
         probe.unlink()
-    except OSError as error:
-        raise storage_error(
-            "the output folder cannot be written", error.errno or errno.EIO, path=str(out)
-        ) from None
 
 
 @contextlib.contextmanager
@@ -126,9 +122,8 @@ def locked_folder(out: pathlib.Path) -> Iterator[None]:
         except OSError as error:
             # Filesystems without locks cannot keep two runs apart; the run goes on as it would.
             if error.errno not in _WITHOUT_LOCKS:
-                raise storage_error(
-                    "the output folder cannot be locked", error.errno or errno.EIO, path=str(out)
-                ) from None
+                what = "the output folder cannot be locked"
+                raise storage_error(what, error, path=str(out)) from None
         yield
     finally:
         let_go(descriptor)
@@ -176,8 +171,7 @@ def refuse_replaced(out: pathlib.Path, before: os.stat_result) -> None:
     Raises:
         StorageError: it is gone, or another one is in its place.
     """
-    is_same = out.is_dir() and os.path.samestat(os.stat(out), before)
-    if not is_same:
+    if not (out.is_dir() and os.path.samestat(os.stat(out), before)):
         what = "the output folder was removed or replaced while the run went on"
         raise storage_error(what, errno.ENOENT, path=str(out))
 

@@ -1,13 +1,15 @@
 """OUT/checkpoint-N and run.json: what a run needs to continue, apart from the states.
 
 Owns the names, the content and the checks of these files: trainer state, random generators,
-scheduler, arguments, and what the rows and the model were. The states themselves are sealed by the
-engine, or copied by `archive`. Called by the trainer.
+scheduler, arguments, and what the rows and the model were; and what to go on from where the states
+cannot be used: the newest copy in OUT that is whole by its checksums. The states themselves are
+sealed by the engine, or copied by `archive`. Called by the trainer.
 
 Note "hashes from the seal down". A seal names the hash of the list of its folder's files, the list
 names a hash of each, and `read_resume` reads nothing that does not match.
 """
 
+import errno
 import json
 import pathlib
 import shutil
@@ -16,7 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.durable_files import publish_directory, restore_directory, write_json
-from lohan.errors import CheckpointError, ConfigError, Corrupt
+from lohan.errors import (
+    CheckpointError,
+    ConfigError,
+    Corrupt,
+    LohanError,
+    OtherRanks,
+    ShortTransfer,
+    StorageError,
+)
 from lohan.train.weights.archive import INDEX_NAME, check_states
 from lohan.train.weights.file_list import (
     LIST_NAME,
@@ -99,6 +109,9 @@ _MAY_DIFFER = frozenset(
         "ddp_timeout",
     )
 )
+# The drive or its files are gone. Others (a run somebody holds, no permission) go away by
+# themselves, and a copy would only lose steps.
+_GONE = (errno.ENOENT, errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTDIR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,3 +362,45 @@ def comparable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as JSON gives them back; what JSON cannot hold becomes its text."""
     found = as_json(arguments)
     return {name: value for name, value in found.items() if name not in _MAY_DIFFER}
+
+
+def intact_archive(
+    out: pathlib.Path,
+) -> tuple[pathlib.Path | None, list[tuple[pathlib.Path, LohanError]]]:
+    """The newest whole copy in OUT, and newer ones that are damaged, with what is wrong.
+
+    May block: yes, every byte of the copies looked at is read.
+    """
+    damaged: list[tuple[pathlib.Path, LohanError]] = []
+    for path in reversed([path for path in checkpoints(out) if has_archive(path)]):
+        try:
+            read_resume(path)  # with the index of the copy
+            check_states(path / STATES_FOLDER)
+        except LohanError as error:
+            damaged.append((path, error))
+            continue
+        return path, damaged
+    return None, damaged
+
+
+def with_offer(error: LohanError, out: pathlib.Path, run_id: str) -> LohanError:
+    """The error of a failed resume, with the copy to resume from where that would help."""
+    if not is_lost(error) or isinstance(error, OtherRanks):
+        return error
+    offered, damaged = intact_archive(out)
+    if offered is None and not damaged:
+        return error
+    also = "".join(f"; {path.name} is damaged too: {one.what}" for path, one in damaged)
+    remedy = f"resume from the newest intact copy: --resume-from {offered}"
+    return CheckpointError(
+        f"the states of run {run_id} cannot be resumed: {error.what}{also}",
+        why=error.why,
+        remedy=remedy if offered is not None else error.remedy,
+    )
+
+
+def is_lost(error: LohanError) -> bool:
+    """Whether a resume failed because states or their files are gone or damaged."""
+    if isinstance(error, StorageError):
+        return isinstance(error, Corrupt | ShortTransfer) or error.errno in _GONE
+    return isinstance(error, CheckpointError)

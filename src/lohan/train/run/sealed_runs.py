@@ -5,7 +5,6 @@ opening its last seal for reading. Called by `checking`, `lohan export` and `loh
 """
 
 import contextlib
-import errno
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 
 from lohan.engine.model_buffers import changed_buffers
-from lohan.engine.seal_metadata import sealed_buffers
+from lohan.engine.results import sealed_buffers
 from lohan.errors import CheckpointError, ConfigError
 from lohan.ssd import RunDirectories, choose_engine
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.store import ComputeFormat, Manifest, StateStore, list_left_runs, open_states
 from lohan.store.masters import JoinedStates
 from lohan.store.seals.commits import (
@@ -39,7 +38,7 @@ from lohan.train.weights.check_export import ModelDirectoryReport
 from lohan.train.weights.checkpoint_files import shown
 from lohan.train.weights.export_hf import MAX_SHARD_BYTES, export_model, refuse_taken
 from lohan.train.weights.model_identity import MODEL_IDENTITY, of_source, refuse_other_model
-from lohan.train.weights.source import ModelSource, inspect_source
+from lohan.train.weights.source import ModelSource, open_source
 from lohan.working_folder import RUN_NAME, working_folder
 
 _PREFIX = "lohan-"
@@ -117,12 +116,11 @@ def is_run_directory(path: Path) -> bool:
 
 
 def _from_record(path: Path) -> RunPlace:
+    with storage_errors("a run's record cannot be read", path):
+        content = path.read_bytes()
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(content)
         return RunPlace(run_id=str(fields["run_id"]), ssd=tuple(map(Path, fields["ssd"])))
-    except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("a run's record cannot be read", number, path=str(path)) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not the record of a run",
@@ -285,8 +283,12 @@ def _source_of(
             why="its configuration and tokenizer go into the export, and the run does not name it",
             remedy="name it with --model",
         )
-    return inspect_source(
-        found, dtype=dtype, trust_remote_code=trust_remote_code, head=sealed_by.get("head")
+    return open_source(
+        found,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        head=sealed_by.get("head"),
+        should_warn=False,
     )
 
 

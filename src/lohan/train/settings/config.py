@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.train.settings import adapter, offload
+from lohan.train.settings import adapter
 from lohan.train.settings.adapter import AdapterSettings, adapter_asked
-from lohan.train.settings.argument_names import argument_names
-from lohan.train.settings.config_file import read_file
 from lohan.train.settings.key_aliases import our_name_for
-from lohan.train.settings.offload import OffloadConfig, read_offload
+from lohan.train.settings.offload import SETTINGS, OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
-from lohan.train.settings.tasks import TASKS, Task, task_named
+from lohan.train.settings.tasks import TASKS, Task, argument_names, task_named
 
 OWN_HELP = {
     "task": "What to train: " + ", ".join(TASKS) + ". Left out: sft.",
@@ -133,7 +131,7 @@ def written_settings(
     Raises:
         ConfigError: the file cannot be read, or a name is unknown.
     """
-    from_file = {} if path is None else read_file(pathlib.Path(path))
+    from_file = {} if path is None else _read_file(pathlib.Path(path))
     origin = "" if path is None else str(path)
     written: dict[str, Setting] = {}
     for key, value in _flat(from_file, origin or "the configuration"):
@@ -142,6 +140,56 @@ def written_settings(
         written[key] = Setting(value=value, origin="command line")
     _refuse_unknown(written)
     return written
+
+
+def _read_file(path: pathlib.Path) -> dict[str, Any]:
+    """What is written in a file, by key.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    import yaml
+
+    remedy = "correct the file, or leave it out and give everything with --key value"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {path}", why="the configuration is read from it", remedy=remedy
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read", why=str(error), remedy=remedy) from error
+    try:
+        found = yaml.load(text, Loader=_strict_loader())
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is not YAML", why=" ".join(str(error).split()), remedy=remedy
+        ) from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        why = "lines of the form key: value are expected"
+        raise ConfigError(f"{path} holds no settings", why=why, remedy=remedy)
+    return found
+
+
+def _strict_loader() -> Any:
+    """YAML without Python objects, and without a key that silently wins over its twin."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            own = (key for key, _ in node.value if not key.tag.endswith(":merge"))
+            keys = [self.construct_object(key, deep=True) for key in own]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f'the key "{key}" is written twice', node.start_mark
+                    )
+            found: dict[Any, Any] = super().construct_mapping(node, deep)
+            return found
+
+    return Loader
 
 
 def check_places(written: Mapping[str, Setting]) -> None:
@@ -180,8 +228,8 @@ def checked_config(written: Mapping[str, Setting]) -> TrainConfig:
         settings[key] = written.get(key, _LEFT_OUT)
         settings[key] = settings[key] if key == "task" else _placed(settings[key])
     places = _offload_of(written)
-    for key in offload.NAMES:
-        value = getattr(places, offload.FIELDS[key])
+    for key, place in SETTINGS.items():
+        value = getattr(places, place.name)
         value = list(value) if isinstance(value, tuple) else value
         name = f"offload.{key}"
         found = written[name].origin if name in written else "default"
@@ -271,15 +319,15 @@ def _refuse_unknown(written: Mapping[str, Setting]) -> None:
     task = _task_of(written)
     names = argument_names(*task.arguments) or argument_fields(task).keys()
     arguments = sorted(names - set(_TAKEN_OVER))
-    known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{name}" for name in offload.NAMES)]
+    known = [*OWN_HELP, *adapter.FIELDS, *arguments, *(f"offload.{key}" for key in SETTINGS)]
     for key, setting in written.items():
         if key in known:
             continue
-        hint = our_name_for(key.removeprefix("offload."))
+        hint, near = our_name_for(key.removeprefix("offload.")), nearest_names(key, known)
         raise ConfigError(
             f'unknown key "{key}" ({setting.origin})',
             why="a key that is not known would be without effect",
-            remedy=_told(hint) if hint else nearest_names(key, known) if _is_near(key, known)
+            remedy=_told(hint) if hint else near if not near.startswith("write one of")
             else "see docs/configuration.md for every key",
         )  # fmt: skip
 
@@ -289,16 +337,13 @@ def _told(hint: str) -> str:
     return f"leave it out: {reason}" if not is_nothing and reason else f"write {hint}"
 
 
-def _is_near(key: str, known: Sequence[str]) -> bool:
-    return not nearest_names(key, known).startswith("write one of")
-
-
 def _coerced(name: str, setting: Setting, kind: Any) -> Any:
     """Bring a value to the type of its field: YAML reads 2e-5 as a text, the command line all."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     value = setting.value
-    if value is True and setting.origin == "command line" and not _can_be_switched_on(kind):
+    can_stand_alone = kind is bool or bool in typing.get_args(kind)
+    if value is True and setting.origin == "command line" and not can_stand_alone:
         raise ConfigError(
             f"--{name} has no value",
             why=f"{_kind_name(kind)} is expected; only what is on or off can stand alone",
@@ -317,10 +362,6 @@ def _coerced(name: str, setting: Setting, kind: Any) -> Any:
         ) from error
     except PydanticUserError:  # a type of another library, such as a parallelism plan
         return value
-
-
-def _can_be_switched_on(kind: Any) -> bool:
-    return kind is bool or bool in typing.get_args(kind)
 
 
 def _as_yaml(text: str) -> Any:

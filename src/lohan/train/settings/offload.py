@@ -1,129 +1,31 @@
 """The `offload:` block: the few settings that are lohan's own.
 
-Owns their names, their checks and how they reach the engine. Everything else about a run is an
+Owns their names, meanings, checks and how they reach the engine. Everything else about a run is an
 argument of TRL or transformers, under its own name. Used by `config` and by the trainers.
 """
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lohan.errors import ConfigError, nearest_names
 from lohan.units import parse_bytes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadConfig:
-    """Where states go and how much of the machine may be used."""
-
-    ssd: tuple[str, ...]
-    """Directories on SSDs; states are striped over all of them."""
-    ram: int | None = None
-    """RAM budget in bytes; None takes what the machine has free."""
-    gpu: int | None = None
-    """Budget of GPU memory in bytes; None takes what is free."""
-    device: str | None = None
-    """`cuda`, `cuda:0`, `cpu` or `emulated`; None takes a GPU if there is one."""
-    machine: str | None = None
-    """A preset or a machine file to plan with; None measures this one as far as it must be."""
-    write_budget: int | None = None
-    """Most bytes the run may write to the SSDs: planned for, refused beforehand if it cannot be
-    kept, and never passed."""
-    ssd_rated_bytes: tuple[int, ...] | None = None
-    """What the drives are rated for: one for all, or one per directory; None reads it
-    from their wear counters, or assumes what is usual."""
-    archive_steps: int | None = None
-    """Optimizer steps between complete, movable copies in OUT/checkpoint-N; None makes none."""
-    save_model_steps: int | None = None
-    """Optimizer steps between models that stay in OUT/checkpoint-N; None keeps none."""
-    reduction_groups: int | None = None
-    """Groups that a step's micro-batches are dealt to; None: one per rank."""
-    is_tracing: bool = False
-    """Whether the lanes are recorded, for OUT/_lohan/trace.json and the report."""
-
-
-HELP: dict[str, str] = {
-    "ssd": "SSD directory, or a list of them: the states are striped over all. Required.",
-    "ram": "Budget of main memory, such as 48GiB. Left out: what is free.",
-    "gpu": "Budget of GPU memory, such as 20GiB. Left out: what is free.",
-    "device": "cuda, cuda:0, cpu or emulated. Left out: a GPU if there is one.",
-    "machine": "Rates to plan with: a preset (lohan machines) or a file (lohan profile --out). "
-    "Nothing is then measured. Left out: this machine, measured once and remembered; its drives "
-    "only if steps use them, with 2 GiB of writes at most.",
-    "write_budget": "Most the whole run may write to the SSDs, such as 300TB. The plan keeps to "
-    "it, or the run is refused with the numbers before anything is written; a run that writes more "
-    "than predicted seals and stops before it passes it. Left out: no limit.",
-    "ssd_rated_tbw": "What a drive may be written with by its data sheet (TBW), such as 1200TB, or "
-    "a list with one per directory. Shares of the drives' life are of this. Left out: "
-    "worked out from the drive's own wear counter where it can be read, else 600 times what it "
-    "holds, and then called assumed.",
-    "archive_steps": "Optimizer steps between complete copies (weights, masters and moments) in "
-    "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
-    "save_model_steps": "Optimizer steps between models, or adapters, that stay in "
-    "OUT/checkpoint-N for from_pretrained, as many as save_total_limit says. Left out: none.",
-    "reduction_groups": "Groups that a step's micro-batches are dealt to, whose gradients are "
-    "added in fp32. Results depend on this number and not on that of ranks (docs/ranks.md). Left "
-    "out: one per rank, or as the run was started with.",
-    "trace": "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the "
-    "report.",
-}
-NAMES = tuple(HELP)
-FIELDS = {name: name for name in NAMES} | {
-    "trace": "is_tracing",
-    "ssd_rated_tbw": "ssd_rated_bytes",
-}
-"""Of each key the field that holds it."""
-_NAMED = {
-    "device": "cuda, cuda:0, cpu or emulated",
-    "machine": "workstation-4090 or machine.json",
-}
-_SIZES = ("ram", "gpu", "write_budget")
 # A bare number below this was meant in another unit than bytes.
 _LEAST_BARE_BYTES = 2**16
 
 
-def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> OffloadConfig:
-    """Check an `offload` block as written in a file, on the command line or in code.
-
-    Raises:
-        ConfigError: a key is unknown, a value is not valid, or `ssd` is missing.
-    """
-    if isinstance(found, OffloadConfig):
-        return found
-    if not isinstance(found, Mapping):
+def _name(found: Any, where: str, *, example: str) -> str | None:
+    if not isinstance(found, str | None):
         raise ConfigError(
             f"{where} is {found!r}",
-            why="a block of settings is expected",
-            remedy="write offload: and below it, indented, ssd: DIRECTORY",
+            why=f"a {where.rpartition('.')[2]} is named by a text",
+            remedy=f"write {example}, or leave it out",
         )
-    for key in found:
-        if key not in NAMES:
-            raise ConfigError(
-                f'{where} has the unknown key "{key}"',
-                why="a key that is not known would be without effect",
-                remedy=nearest_names(str(key), NAMES),
-            )
-    values: dict[str, Any] = {key: found[key] for key in (*_SIZES, *_NAMED) if key in found}
-    for key in _SIZES:
-        if key in values:
-            values[key] = size_bytes(values[key], f"{where}.{key}")
-    for key, example in _NAMED.items():
-        if not isinstance(values.get(key), str | None):
-            raise ConfigError(
-                f"{where}.{key} is {values[key]!r}",
-                why=f"a {key} is named by a text",
-                remedy=f"write {example}, or leave it out",
-            )
-    return OffloadConfig(
-        ssd=_directories(found.get("ssd"), f"{where}.ssd"),
-        archive_steps=_count(found, "archive_steps", where, "optimizer steps"),
-        save_model_steps=_count(found, "save_model_steps", where, "optimizer steps"),
-        reduction_groups=_count(found, "reduction_groups", where, "reduction groups"),
-        ssd_rated_bytes=read_lives(found.get("ssd_rated_tbw"), f"{where}.ssd_rated_tbw"),
-        is_tracing=_truth(found.get("trace"), f"{where}.trace"),
-        **values,
-    )
+    return found
 
 
 def _directories(found: Any, where: str) -> tuple[str, ...]:
@@ -185,15 +87,14 @@ def read_lives(found: Any, where: str) -> tuple[int, ...] | None:
     return tuple(one for one in lives if one is not None) or None
 
 
-def _count(block: Mapping[str, Any], key: str, where: str, what: str) -> int | None:
-    found = block.get(key)
+def _count(found: Any, where: str, *, what: str = "optimizer steps") -> int | None:
     if found is None:
         return None
     if isinstance(found, str) and found.strip().isdigit():
         found = int(found)
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise ConfigError(
-            f"{where}.{key} is {found!r}",
+            f"{where} is {found!r}",
             why=f"a number of {what} is a whole number above zero",
             remedy="write a number such as 500, or leave it out",
         )
@@ -206,3 +107,110 @@ def _truth(found: Any, where: str) -> bool:
     if isinstance(found, str) and found.lower() in ("true", "false"):
         return found.lower() == "true"
     raise ConfigError(f"{where} is {found!r}", why="it is on or off", remedy="write true or false")
+
+
+def _setting(
+    read: Callable[[Any, str], Any], meaning: str, *, key: str | None = None, default: Any = None
+) -> Any:
+    """A setting: how what is written is checked (it, and where it stands), and what it means.
+
+    Args:
+        key: what it is called where it is written, if not as the field.
+    """
+    facts = {"read": read, "meaning": meaning, "key": key}
+    return dataclasses.field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """Where states go and how much of the machine may be used; sizes are in bytes."""
+
+    ssd: tuple[str, ...] = _setting(
+        _directories,
+        "SSD directory, or a list of them: the states are striped over all. Required.",
+        default=dataclasses.MISSING,
+    )
+    ram: int | None = _setting(
+        size_bytes, "Budget of main memory, such as 48GiB. Left out: what is free."
+    )
+    gpu: int | None = _setting(
+        size_bytes, "Budget of GPU memory, such as 20GiB. Left out: what is free."
+    )
+    device: str | None = _setting(
+        partial(_name, example="cuda, cuda:0, cpu or emulated"),
+        "cuda, cuda:0, cpu or emulated. Left out: a GPU if there is one.",
+    )
+    machine: str | None = _setting(
+        partial(_name, example="workstation-4090 or machine.json"),
+        "Rates to plan with: a preset (lohan machines) or a file (lohan profile --out). "
+        "Nothing is then measured. Left out: this machine, measured once and remembered; its "
+        "drives only if steps use them, with 2 GiB of writes at most.",
+    )
+    write_budget: int | None = _setting(
+        size_bytes,
+        "Most the whole run may write to the SSDs, such as 300TB. The plan keeps to it, or the "
+        "run is refused with the numbers before anything is written; a run that writes more than "
+        "predicted seals and stops before it passes it. Left out: no limit.",
+    )
+    ssd_rated_bytes: tuple[int, ...] | None = _setting(
+        read_lives,
+        "What a drive may be written with by its data sheet (TBW), such as 1200TB, or a list with "
+        "one per directory. Shares of the drives' life are of this. Left out: worked out from the "
+        "drive's own wear counter where it can be read, else 600 times what it holds, and then "
+        "called assumed.",
+        key="ssd_rated_tbw",
+    )
+    archive_steps: int | None = _setting(
+        _count,
+        "Optimizer steps between complete copies (weights, masters and moments) in "
+        "OUT/checkpoint-N, from which another machine can resume. Left out: none.",
+    )
+    save_model_steps: int | None = _setting(
+        _count,
+        "Optimizer steps between models, or adapters, that stay in OUT/checkpoint-N for "
+        "from_pretrained, as many as save_total_limit says. Left out: none.",
+    )
+    reduction_groups: int | None = _setting(
+        partial(_count, what="reduction groups"),
+        "Groups that a step's micro-batches are dealt to, whose gradients are added in fp32. "
+        "Results depend on this number and not on that of ranks (docs/ranks.md). Left out: one "
+        "per rank, or as the run was started with.",
+    )
+    is_tracing: bool = _setting(
+        _truth,
+        "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the report.",
+        key="trace",
+        default=False,
+    )
+
+
+SETTINGS = {one.metadata["key"] or one.name: one for one in dataclasses.fields(OffloadConfig)}
+"""The fields by the keys that are written for them."""
+
+
+def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> OffloadConfig:
+    """Check an `offload` block as written in a file, on the command line or in code.
+
+    Raises:
+        ConfigError: a key is unknown, a value is not valid, or `ssd` is missing.
+    """
+    if isinstance(found, OffloadConfig):
+        return found
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{where} is {found!r}",
+            why="a block of settings is expected",
+            remedy="write offload: and below it, indented, ssd: DIRECTORY",
+        )
+    for key in found:
+        if key not in SETTINGS:
+            raise ConfigError(
+                f'{where} has the unknown key "{key}"',
+                why="a key that is not known would be without effect",
+                remedy=nearest_names(str(key), SETTINGS),
+            )
+    values = {
+        one.name: one.metadata["read"](found.get(key), f"{where}.{key}")
+        for key, one in SETTINGS.items()
+    }
+    return OffloadConfig(**values)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
 from lohan.errors import CheckpointError, ConfigError
-from lohan.train.data.data_hash import hash_rows
+from lohan.train.data.dataset import hash_rows
 from lohan.train.run.randomness_state import random_state, set_random_state
 from lohan.train.run.resume_point import REFERENCE_NAME
 from lohan.train.trainer.trainer import OffloadMixin

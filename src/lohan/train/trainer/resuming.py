@@ -14,14 +14,13 @@ from typing import Any, cast
 from datasets import Dataset
 
 from lohan.engine.engine import Engine
-from lohan.engine.seal_metadata import Sealed
+from lohan.engine.results import Sealed
 from lohan.errors import CheckpointError, LohanError, LohanWarning
-from lohan.train.data.data_hash import hash_rows
+from lohan.train.data.dataset import hash_rows
 from lohan.train.run import resume_point
-from lohan.train.run.fallback_checkpoint import is_lost, with_offer
 from lohan.train.run.out_folder import set_aside
 from lohan.train.run.randomness_state import set_random_state
-from lohan.train.run.resume_point import RunRecord
+from lohan.train.run.resume_point import RunRecord, is_lost, with_offer
 from lohan.train.run.run_files import package_versions
 from lohan.train.trainer.continuing import (
     FOLLOWING_EVALUATIONS,

@@ -35,7 +35,7 @@ from lohan.plan.run_room import STATES, DriveRoom, DriveUse, drive_rooms, states
 from lohan.simulate.bottleneck import without_shares
 from lohan.store.seals.commits import name_of_rank
 from lohan.train.adapters.adapting import Adapting, num_written, with_frozen
-from lohan.train.data.data_hash import hash_rows
+from lohan.train.data.dataset import hash_rows
 from lohan.train.run import resume_point
 from lohan.train.run.disk_reservation import (
     Reservation,

@@ -9,7 +9,7 @@ written by `export_hf`.
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,14 @@ import torch
 from lohan.durable_files import write_json
 from lohan.engine.options import FirstStates
 from lohan.errors import CheckpointError
-from lohan.train.weights.export_layout import cut_shards
+from lohan.train.weights.export_hf import cut_shards
 from lohan.train.weights.file_list import check_files, hash_files, read_record
-from lohan.train.weights.safetensors_format import StoredTensor, read_header
-from lohan.train.weights.safetensors_stream import ShardWriter, read_tensor
+from lohan.train.weights.safetensors_files import (
+    ShardWriter,
+    StoredTensor,
+    read_header,
+    read_tensor,
+)
 from lohan.units import GB
 
 INDEX_NAME = "index.json"
@@ -99,56 +103,35 @@ def read_copy(folder: pathlib.Path) -> FirstStates:
     Raises as `check_states`, which comes first. May block: yes.
     """
     check_states(folder)
-    return FirstStates(
-        weights=read_masters(folder),
-        moments=ArchivedMoments(folder),
-        counters=read_counters(folder),
-        buffers=read_buffers(folder),
-    )
+    index = _index(folder)
+    stored = {
+        kind: {
+            one.name: one
+            for file in sorted(index.files)
+            if file.startswith(f"{kind}-")
+            for one in read_header(folder / file)
+        }
+        for kind in (_MASTERS, _MEANS, _SQUARES)
+    }
 
-
-def read_masters(folder: pathlib.Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The fp32 masters of a copy, one at a time."""
-    for stored in _stored(folder, _MASTERS):
-        yield stored.name, read_tensor(stored)
-
-
-class ArchivedMoments:
-    """Both moments of a parameter by its name, read when asked for."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._means = {stored.name: stored for stored in _stored(folder, _MEANS)}
-        self._squares = {stored.name: stored for stored in _stored(folder, _SQUARES)}
-
-    def __call__(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read them. Raises CheckpointError for a parameter the copy does not know."""
-        if name not in self._means or name not in self._squares:
+    def moments(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if name not in stored[_MEANS] or name not in stored[_SQUARES]:
             raise CheckpointError(
                 f"the copy has no moments of {name}",
                 why="it is of a model with other parameters",
                 remedy="resume with the model and settings the run began with",
             )
-        return read_tensor(self._means[name]), read_tensor(self._squares[name])
+        return read_tensor(stored[_MEANS][name]), read_tensor(stored[_SQUARES][name])
 
-
-def read_counters(folder: pathlib.Path) -> dict[str, Any]:
-    """The engine's own counters when the copy was made."""
-    return _index(folder).counters
-
-
-def read_buffers(folder: pathlib.Path) -> dict[str, Any]:
-    """The model's buffers when the copy was made; none in copies of older releases."""
-    if BUFFERS_NAME not in _index(folder).files:
-        return {}
-    found = json.loads((folder / BUFFERS_NAME).read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
-
-
-def _stored(folder: pathlib.Path, kind: str) -> Iterable[StoredTensor]:
-    for name in sorted(_index(folder).files):
-        if name.startswith(f"{kind}-"):
-            yield from read_header(folder / name)
+    buffers = {}  # copies of older releases have none
+    if BUFFERS_NAME in index.files:
+        buffers = json.loads((folder / BUFFERS_NAME).read_text(encoding="utf-8"))
+    return FirstStates(
+        weights=((one.name, read_tensor(one)) for one in stored[_MASTERS].values()),
+        moments=moments,
+        counters=index.counters,
+        buffers=buffers,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,32 +5,19 @@ the class, and ties that the weights do not have. Called by `export_hf`.
 """
 
 import copy
-import errno
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.train.weights.meta_model import explained
+from lohan.train.weights.model_places import PROCESSORS, TEMPLATES, TOKENIZER_FILES
 from lohan.train.weights.source import ModelSource
 
-_TOKENIZER_FILES = (
-    "tokenizer*",
-    "*.model",
-    "*.tiktoken",
-    "vocab.*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-)
-_OTHER_FILES = ("generation_config.json", "preprocessor_config.json", "processor_config.json")
-_LICENSES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
-_TEMPLATES = "additional_chat_templates"
+_OTHER_FILES = ("generation_config.json", *PROCESSORS, "LICENSE*", "NOTICE*", "USE_POLICY*")
 
 
 def write_carried_files(
@@ -48,12 +35,14 @@ def write_carried_files(
     is_directory = source.has_files and source.gguf_file is None
     if is_directory:
         _copy_config(source, out, dtype, tokenizer)
-        patterns = [*_OTHER_FILES, *_LICENSES, *(() if tokenizer else _TOKENIZER_FILES)]
+        patterns = [*_OTHER_FILES, *(() if tokenizer else TOKENIZER_FILES)]
         if getattr(source.config, "auto_map", None):
             patterns.append("*.py")
         _copy(source.directory, out, patterns)
-        if tokenizer is None and (source.directory / _TEMPLATES).is_dir():
-            _copy_one(shutil.copytree, source.directory / _TEMPLATES, out / _TEMPLATES)
+        templates = source.directory / TEMPLATES
+        if tokenizer is None and templates.is_dir():
+            with storage_errors(f"{templates} cannot be copied", out / TEMPLATES):
+                shutil.copytree(templates, out / TEMPLATES)
     else:
         _make_config(source, out, dtype)
         if tokenizer is None and source.has_files:
@@ -84,7 +73,8 @@ def _copy_config(source: ModelSource, out: Path, dtype: torch.dtype, tokenizer: 
                 # Where a row ends is told by it.
                 fields["pad_token_id"] = tokenizer.pad_token_id
         text = json.dumps(fields, indent=2) + "\n"
-    write_text(out / "config.json", text)
+    with storage_errors("config.json cannot be written", out / "config.json"):
+        (out / "config.json").write_text(text, encoding="utf-8")
 
 
 def _make_config(source: ModelSource, out: Path, dtype: torch.dtype) -> None:
@@ -108,23 +98,5 @@ def _copy(source: Path, out: Path, patterns: list[str]) -> None:
             if not path.is_file() or path.suffix in (".safetensors", ".bin", ".gguf"):
                 continue
             # The content only: a link into a cache becomes a file, with usual permissions.
-            _copy_one(shutil.copyfile, path, out / path.name)
-
-
-def _copy_one(copy_to: Callable[[Path, Path], object], path: Path, target: Path) -> None:
-    try:
-        copy_to(path, target)
-    except OSError as error:
-        # copytree gathers several errors and has no number of its own.
-        number = error.errno or errno.EIO
-        raise storage_error(f"{path} cannot be copied", number, path=str(target)) from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file. Raises StorageError."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise storage_error(
-            f"{path.name} cannot be written", error.errno or errno.EIO, path=str(path)
-        ) from None
+            with storage_errors(f"{path} cannot be copied", out / path.name):
+                shutil.copyfile(path, out / path.name)

@@ -7,15 +7,14 @@ are looked at too. Changes nothing.
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lohan.errors import LohanError
 from lohan.train.weights.checkpoint_files import INDEX_NAME, shown
-from lohan.train.weights.safetensors_format import StoredTensor
-from lohan.train.weights.safetensors_stream import read_pieces
-from lohan.train.weights.source import ModelSource, inspect_source
+from lohan.train.weights.safetensors_files import StoredTensor, read_pieces
+from lohan.train.weights.source import ModelSource, open_source
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -46,6 +45,31 @@ class ModelDirectoryReport:
     files: tuple[str, ...] = field(default=(), compare=False)
     """Of an export: names of all files it wrote."""
 
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        architecture: str,
+        stored: Sequence[StoredTensor],
+        problems: Sequence[str] = (),
+        remarks: Sequence[str] = (),
+        unexpected: tuple[str, ...] = (),
+    ) -> "ModelDirectoryReport":
+        """With what can be counted of the stored tensors."""
+        kinds = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in stored)
+        return cls(
+            path=path,
+            architecture=architecture,
+            num_files=len({tensor.path for tensor in stored}),
+            num_tensors=len(stored),
+            num_parameters=sum(math.prod(tensor.shape) for tensor in stored),
+            total_bytes=sum(tensor.nbytes for tensor in stored),
+            dtypes=dict(kinds.most_common()),
+            unexpected=unexpected,
+            problems=tuple(problems),
+            remarks=tuple(remarks),
+        )
+
 
 def check_model_directory(
     directory: Path,
@@ -61,9 +85,9 @@ def check_model_directory(
     """
     problems: list[str] = []
     try:
-        source = inspect_source(directory, trust_remote_code=trust_remote_code)
+        source = open_source(directory, trust_remote_code=trust_remote_code, should_warn=False)
     except LohanError as error:
-        return _report(directory, None, [f"{error.what}: {error.why}"], [])
+        return ModelDirectoryReport.of(directory, "", (), [f"{error.what}: {error.why}"])
     remarks = list(source.remarks)
     stored = list(source.stored.values())
     for tensor in stored:
@@ -80,26 +104,8 @@ def check_model_directory(
             look_at_values(stored, problems, remarks, progress)
         except LohanError as error:
             problems.append(f"{error.what}: {error.why}")
-    return _report(directory, source, problems, remarks)
-
-
-def _report(
-    directory: Path, source: ModelSource | None, problems: list[str], remarks: list[str]
-) -> ModelDirectoryReport:
-    stored = list(source.stored.values()) if source is not None else []
-    kinds = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in stored)
-    return ModelDirectoryReport(
-        path=directory,
-        architecture=source.kind.__name__ if source is not None else "",
-        num_files=len({tensor.path for tensor in stored}),
-        num_tensors=len(stored),
-        num_parameters=sum(math.prod(tensor.shape) for tensor in stored),
-        total_bytes=sum(tensor.nbytes for tensor in stored),
-        dtypes=dict(kinds.most_common()),
-        unexpected=source.unexpected if source is not None else (),
-        problems=tuple(problems),
-        remarks=tuple(remarks),
-    )
+    name = source.kind.__name__
+    return ModelDirectoryReport.of(directory, name, stored, problems, remarks, source.unexpected)
 
 
 def _index_remarks(directory: Path, stored: list[StoredTensor]) -> list[str]:

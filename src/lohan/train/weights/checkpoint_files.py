@@ -4,14 +4,13 @@ Owns the index, the match between index, files and headers, and the refusal of p
 headers only. What the tensors mean to a model is `checkpoint_names`' business.
 """
 
-import errno
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lohan.errors import CheckpointError, ConfigError
-from lohan.ssd.engines.storage_errors import storage_error
-from lohan.train.weights.safetensors_format import StoredTensor, read_header
+from lohan.ssd.engines.storage_errors import storage_errors
+from lohan.train.weights.safetensors_files import StoredTensor, read_header
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -31,10 +30,10 @@ def find_stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     if index.is_file():
         return _by_index(directory, _read_index(index))
     if (directory / SINGLE_NAME).is_file():
-        return _by_name(read_header(directory / SINGLE_NAME))
+        return {tensor.name: tensor for tensor in read_header(directory / SINGLE_NAME)}
     shards = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
     if len(shards) == 1:
-        return _by_name(read_header(shards[0]))
+        return {tensor.name: tensor for tensor in read_header(shards[0])}
     if shards:
         raise CheckpointError(
             f"{directory} holds {len(shards)} safetensors files and no {INDEX_NAME}",
@@ -77,12 +76,8 @@ def _no_weights(directory: Path) -> ConfigError:
             "AutoModel.from_pretrained(...).save_pretrained(...) of transformers writes "
             "safetensors",
         )
-    try:
+    with storage_errors("a model directory cannot be read", directory):
         names = sorted(path.name for path in directory.iterdir())
-    except OSError as error:
-        raise storage_error(
-            "a model directory cannot be read", error.errno or errno.EIO, path=str(directory)
-        ) from None
     return ConfigError(
         f"{directory} holds no weights",
         why=f"{SINGLE_NAME} or {INDEX_NAME} was looked for; it holds {shown(names) or 'nothing'}",
@@ -91,17 +86,15 @@ def _no_weights(directory: Path) -> ConfigError:
 
 
 def _read_index(path: Path) -> Mapping[str, str]:
+    with storage_errors("an index cannot be read", path):
+        text = path.read_bytes()
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(text.decode())["weight_map"]
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError("its weight_map is empty or not an object")
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file:
                 raise ValueError(f"tensor {name} is said to be in {file!r}")
-    except OSError as error:
-        raise storage_error(
-            "an index cannot be read", error.errno or errno.EIO, path=str(path)
-        ) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not an index",
@@ -136,10 +129,6 @@ def _by_index(directory: Path, weight_map: Mapping[str, str]) -> dict[str, Store
             remedy="download index and files again, all of them from one place",
         )
     return found
-
-
-def _by_name(tensors: Sequence[StoredTensor]) -> dict[str, StoredTensor]:
-    return {tensor.name: tensor for tensor in tensors}
 
 
 def shown(names: Iterable[str]) -> str:

@@ -1,39 +1,44 @@
 """A trained model out of a stream of tensors, in Hugging Face's layout, whole or not at all.
 
-Owns the order of an export: checks of place and space, all space reserved, tensors written as they
-come, files made durable, the result checked, then renamed into place. What is written where is
-`export_layout`'s, the files beside the weights are `carried_files`'. Called by trainers and by
-`lohan export`.
+Owns the order of an export: the way back from the model's names to those its checkpoint uses and
+the cut into shards, checks of place and space, all space reserved, tensors written as they come,
+files made durable, the result checked, then renamed into place. The files beside the weights are
+`carried_files`'. Called by trainers and by `lohan export`.
 """
 
 import contextlib
 import dataclasses
-import errno
 import json
 import math
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from errno import EBUSY, ENOENT, ENOTDIR, ENOTEMPTY
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lohan.engine.model_buffers import persistent_buffers
 from lohan.errors import CheckpointError, ConfigError, OutOfSpace, StorageError
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.ssd.runs.partial_directory import partial_directory
 from lohan.train.weights import meta_model
 from lohan.train.weights.carried_files import write_carried_files
 from lohan.train.weights.check_export import ModelDirectoryReport, check_model_directory
 from lohan.train.weights.checkpoint_files import INDEX_NAME, SINGLE_NAME, shown
-from lohan.train.weights.checkpoint_names import NameGroup
-from lohan.train.weights.export_layout import ExportLayout, FileTensor, cut_shards, export_layout
+from lohan.train.weights.checkpoint_names import (
+    NameGroup,
+    NameMatch,
+    default_names,
+    match_names,
+    to_stored,
+)
 from lohan.train.weights.file_list import MODEL_LIST_NAME, files_below, hash_files, write_list
-from lohan.train.weights.safetensors_format import StoredTensor
-from lohan.train.weights.safetensors_stream import ShardWriter
+from lohan.train.weights.safetensors_files import ShardWriter, StoredTensor
 from lohan.train.weights.source import ModelSource, source_of_config
 from lohan.units import GB, MB, format_bytes
 
@@ -43,6 +48,37 @@ _LIBRARY = "transformers."
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
 _BESIDE_BYTES = 64 * MB
 """Left free for configuration, tokenizer and the filesystem's own records."""
+FileTensor = tuple[str, torch.dtype, tuple[int, ...]]
+"""Stored name, type and shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportLayout:
+    """All tensors of an export."""
+
+    skeleton: nn.Module
+    match: NameMatch
+    aliases: Mapping[str, str]
+    """For every name of a parameter the one it comes under."""
+    groups: tuple[NameGroup, ...]
+    """What is written, each group as a whole."""
+    tensors: tuple[FileTensor, ...]
+
+    @property
+    def wanted(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes that have to come in."""
+        known = self.skeleton.state_dict()
+        return {
+            self.aliases.get(name, name): tuple(known[name].shape)
+            for group in self.groups
+            for name in group.owned
+        }
+
+    def stored(
+        self, group: NameGroup, owned: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """A group as it is written."""
+        return to_stored(self.skeleton, group, self.match, owned)
 
 
 def export_model(
@@ -171,19 +207,8 @@ def _export_own(
                 part.save_pretrained(str(partial))
         written = tuple(files_below(partial))
         place_model(partial, out, is_merge=is_merge)
-    return ModelDirectoryReport(
-        path=out,
-        architecture=type(model).__name__,
-        num_files=1,
-        num_tensors=len(own),
-        num_parameters=sum(math.prod(shape) for _, _, shape in own),
-        total_bytes=writer.nbytes,
-        dtypes=Counter(str(kind) for _, kind, _ in own),
-        unexpected=(),
-        problems=(),
-        remarks=(),
-        files=written,
-    )
+    report = ModelDirectoryReport.of(out, type(model).__name__, writer.places)
+    return dataclasses.replace(report, files=written)
 
 
 class _Intake:
@@ -298,7 +323,7 @@ def _buffers(source: ModelSource) -> Iterator[tuple[str, torch.Tensor]]:
     if source.match is not None:
         yield from source.buffers()
     else:
-        yield from meta_model.persistent_buffers(source.make_model()).items()
+        yield from persistent_buffers(source.make_model()).items()
 
 
 def refuse_taken(out: Path, *, should_merge: bool = False) -> None:
@@ -308,51 +333,29 @@ def refuse_taken(out: Path, *, should_merge: bool = False) -> None:
         StorageError: naming the path and what to do.
     """
     if not out.parent.is_dir():
-        raise StorageError(
-            f"{out} cannot be written",
-            why=f"there is no directory {out.parent}",
-            remedy="create it, or give another path",
-            path=str(out),
-            errno=errno.ENOENT,
-        )
+        why = f"there is no directory {out.parent}"
+        raise _taken(out, "cannot be written", why, "create it, or give another path", ENOENT)
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir():
-        raise StorageError(
-            f"{out} cannot be written",
-            why="it is there and is no directory",
-            remedy="give another path",
-            path=str(out),
-            errno=errno.ENOTDIR,
-        )
+        why = "it is there and is no directory"
+        raise _taken(out, "cannot be written", why, "give another path", ENOTDIR)
     if not should_merge and os.path.ismount(out):
-        raise StorageError(
-            f"{out} cannot be taken",
-            why="it is a mount point, which a finished directory cannot be renamed to",
-            remedy="give a directory in it",
-            path=str(out),
-            errno=errno.EBUSY,
-        )
+        why = "it is a mount point, which a finished directory cannot be renamed to"
+        raise _taken(out, "cannot be taken", why, "give a directory in it", EBUSY)
     if not should_merge and any(out.iterdir()):
-        raise StorageError(
-            f"{out} is not empty",
-            why="nothing is overwritten unasked",
-            remedy="give a directory that is not there yet, or empty it",
-            path=str(out),
-            errno=errno.ENOTEMPTY,
-        )
+        remedy = "give a directory that is not there yet, or empty it"
+        raise _taken(out, "is not empty", "nothing is overwritten unasked", remedy, ENOTEMPTY)
 
 
-def free_bytes_at(directory: Path) -> int:
-    """Bytes an ordinary user can still write there."""
-    space = os.statvfs(directory)
-    return space.f_bavail * space.f_frsize
+def _taken(out: Path, what: str, why: str, remedy: str, number: int) -> StorageError:
+    return StorageError(f"{out} {what}", why=why, remedy=remedy, path=str(out), errno=number)
 
 
 def _refuse_full(directory: Path, tensors: Iterable[FileTensor]) -> None:
     needed = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in tensors)
     needed += _BESIDE_BYTES
-    free_bytes = free_bytes_at(directory)
+    free_bytes = shutil.disk_usage(directory).free  # to an ordinary user
     if needed > free_bytes:
         raise OutOfSpace(
             f"the export needs {format_bytes(needed)}, {format_bytes(free_bytes)} are free",
@@ -362,14 +365,6 @@ def _refuse_full(directory: Path, tensors: Iterable[FileTensor]) -> None:
             asked_bytes=needed,
             got_bytes=free_bytes,
         )
-
-
-@contextlib.contextmanager
-def _told(what: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(what, error.errno or errno.EIO, path=str(path)) from None
 
 
 def _write_index(path: Path, layout: ExportLayout, writers: list[ShardWriter]) -> None:
@@ -382,34 +377,32 @@ def _write_index(path: Path, layout: ExportLayout, writers: list[ShardWriter]) -
         },
         "weight_map": {place.name: place.path.name for place in places},
     }
-    with _told("an index cannot be written", path):
+    with storage_errors("an index cannot be written", path):
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_files_list(partial: Path, names: tuple[str, ...]) -> None:
     """Hashes of all files, which `lohan check` compares; read by whoever may read the model."""
     path = partial / MODEL_LIST_NAME
-    with _told("an export cannot be made durable", path):
+    with storage_errors("an export cannot be made durable", path):
         write_list(path, hash_files(partial, names))
         shutil.copymode(partial / names[0], path)
 
 
 def place_model(partial: Path, out: Path, *, is_merge: bool) -> None:
     """Make a written directory durable, then give it its name, or merge its files into `out`."""
-    _sync_all(partial)
+    for path in (*partial.rglob("*"), partial):
+        _sync(path)
     if is_merge:
         _merge(partial, out)
-    else:
-        _rename(partial, out)
-
-
-def _sync_all(directory: Path) -> None:
-    for path in (*directory.rglob("*"), directory):
-        _sync(path)
+        return
+    with storage_errors("an export cannot be renamed", out):
+        os.rename(partial, out)  # an empty directory is replaced, any other is not
+    _sync(out.parent)
 
 
 def _sync(path: Path) -> None:
-    with _told("an export cannot be made durable", path):
+    with storage_errors("an export cannot be made durable", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -417,15 +410,9 @@ def _sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def _rename(partial: Path, out: Path) -> None:
-    with _told("an export cannot be renamed", out):
-        os.rename(partial, out)  # an empty directory is replaced, any other is not
-    _sync(out.parent)
-
-
 def _merge(partial: Path, out: Path) -> None:
     """Replace the model files in `out`; without a configuration it is no model for anyone."""
-    with _told("an export cannot be moved", out):
+    with storage_errors("an export cannot be moved", out):
         for name in _CONFIGURATIONS:
             (out / name).unlink(missing_ok=True)
         weights = (*out.glob("model*.safetensors"), *out.glob("adapter_model*.safetensors"))
@@ -437,3 +424,116 @@ def _merge(partial: Path, out: Path) -> None:
                 shutil.rmtree(out / path.name, ignore_errors=True)
             os.rename(path, out / path.name)
     _sync(out)
+
+
+def export_layout(source: ModelSource, dtype: torch.dtype) -> ExportLayout:
+    """Lay out an export of a model under the names its source uses.
+
+    Raises:
+        ConfigError: a tensor has no elements, or the usual layout cannot be made.
+    """
+    skeleton = source.skeleton
+    match, groups = source.match, source.groups
+    if match is None:
+        match, groups = _usual_layout(skeleton, source.aliases)
+    kept: list[NameGroup] = []
+    tensors: list[FileTensor] = []
+    known = skeleton.state_dict()
+    for group in groups:
+        owned = {name: torch.empty_like(known[name], device="meta") for name in group.owned}
+        for one, shapes in _written(skeleton, group, match, owned):
+            kept.append(one)
+            for name, shape in shapes.items():
+                if math.prod(shape) == 0:
+                    raise ConfigError(
+                        f"the tensor {name} has the shape {list(shape)}",
+                        why="a model with a tensor without elements is broken",
+                        remedy="check the configuration of the model",
+                    )
+                tensors.append((name, _dtype(source, one, name, dtype), shape))
+    return ExportLayout(
+        skeleton=skeleton,
+        match=match,
+        aliases=source.aliases,
+        groups=tuple(kept),
+        tensors=tuple(tensors),
+    )
+
+
+def _dtype(source: ModelSource, group: NameGroup, name: str, dtype: torch.dtype) -> torch.dtype:
+    """Parameters are written in the type asked for, buffers as they were stored."""
+    if any(owned in source.aliases for owned in group.owned):
+        return dtype
+    if name in source.stored:
+        return source.stored[name].dtype
+    return source.skeleton.get_buffer(group.owned[0]).dtype
+
+
+def _usual_layout(
+    skeleton: nn.Module, aliases: Mapping[str, str]
+) -> tuple[NameMatch, tuple[NameGroup, ...]]:
+    ties: Mapping[str, str] = getattr(skeleton, "all_tied_weights_keys", None) or {}
+    known = skeleton.state_dict()
+    owned: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(aliases.values()):
+        # Of tied names the one the others are tied to is saved.
+        kept = ties.get(name, name)
+        owned[kept] = torch.empty_like(known[kept], device="meta")
+    for name, buffer in persistent_buffers(skeleton).items():
+        owned[name] = torch.empty_like(buffer, device="meta")
+    stored = default_names(skeleton, owned)
+    match = match_names(skeleton, stored)
+    return match, match.groups
+
+
+def _written(
+    skeleton: nn.Module,
+    group: NameGroup,
+    match: NameMatch,
+    owned: Mapping[str, torch.Tensor],
+) -> Iterator[tuple[NameGroup, dict[str, tuple[int, ...]]]]:
+    """The group with the shapes of its stored tensors; one by one if it cannot be converted back.
+
+    A tensor under the model's own name is loaded as it is, so nothing is lost by that.
+    """
+    try:
+        stored = to_stored(skeleton, group, match, owned)
+    except ConfigError:
+        for name, tensor in owned.items():
+            yield NameGroup(stored=(name,), owned=(name,)), {name: tuple(tensor.shape)}
+        return
+    yield (
+        dataclasses.replace(group, stored=tuple(stored)),
+        {name: tuple(tensor.shape) for name, tensor in stored.items()},
+    )
+
+
+def cut_shards(
+    tensors: Sequence[FileTensor], max_shard_bytes: int
+) -> dict[str, tuple[FileTensor, ...]]:
+    """Files and the tensors in them; a tensor larger than a shard has one for itself.
+
+    Raises:
+        ConfigError: the largest size is not above zero.
+    """
+    if max_shard_bytes <= 0:
+        raise ConfigError(
+            f"a shard of {max_shard_bytes} bytes holds nothing",
+            why="every file holds at least one tensor",
+            remedy="give a size such as 5GB",
+        )
+    shards: list[list[FileTensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        nbytes = math.prod(tensor[2]) * tensor[1].itemsize
+        if shards[-1] and filled + nbytes > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += nbytes
+    if len(shards) == 1:
+        return {SINGLE_NAME: tuple(shards[0])}
+    return {
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors": tuple(shard)
+        for number, shard in enumerate(shards, start=1)
+    }

@@ -6,7 +6,6 @@ changed bit shows too: a name is then missing, or a hash does not match. Used fo
 folders, archives and exported models.
 """
 
-import errno
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +17,13 @@ import msgspec
 
 from lohan.durable_files import write_json
 from lohan.errors import CheckpointError, Corrupt
-from lohan.ssd.engines.storage_errors import storage_error
+from lohan.ssd.engines.storage_errors import storage_errors
 
 T = TypeVar("T")
 LIST_NAME = "files.json"
 MODEL_LIST_NAME = "model_files.json"
 """Among the working files of a run: the model in OUT. In an exported model: its own files."""
 VERSION = 1
-_HASH_BYTES = 1 << 20
 _REMEDY = "copy the whole folder again, or resume from another checkpoint"
 
 
@@ -36,19 +34,14 @@ def hash_file(path: Path) -> str:
         CheckpointError: it is not there.
         StorageError: it cannot be read.
     """
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while piece := file.read(_HASH_BYTES):
-                digest.update(piece)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is missing", why="the list of files beside it names it", remedy=_REMEDY
-        ) from None
-    except OSError as error:
-        number = error.errno or errno.EIO
-        raise storage_error("a file cannot be read", number, path=str(path)) from None
-    return digest.hexdigest()
+    with storage_errors("a file cannot be read", path):
+        try:
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path} is missing", why="the list of files beside it names it", remedy=_REMEDY
+            ) from None
 
 
 def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -196,12 +196,6 @@ def is_kept_in_fp32(name: str, kept: Iterable[str]) -> bool:
     return any(re.search(pattern.replace("*", ".*"), name) for pattern in kept)
 
 
-def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that are saved with a model."""
-    saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
-
-
 def fill_buffers(model: nn.Module, loaded: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
     """Set every buffer: loaded ones in the model's type, the others computed by its own code.
 

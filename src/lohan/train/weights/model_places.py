@@ -11,7 +11,7 @@ from pathlib import Path
 from lohan.errors import ConfigError, HardwareError
 
 CONFIGURATION = ("config.json", "generation_config.json")
-TOKENIZER = (
+TOKENIZER_FILES = (
     "tokenizer*",
     "*.model",
     "*.tiktoken",
@@ -20,12 +20,12 @@ TOKENIZER = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
-    "additional_chat_templates/*",
-    "preprocessor_config.json",
-    "processor_config.json",
 )
+TEMPLATES = "additional_chat_templates"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+TOKENIZER = (*TOKENIZER_FILES, f"{TEMPLATES}/*", *PROCESSORS)
 ALL_BUT_WEIGHTS = (*CONFIGURATION, *TOKENIZER, "model.safetensors.index.json", "LICENSE*")
-_EVERYTHING = (*ALL_BUT_WEIGHTS, "model.safetensors", "model-*-of-*.safetensors")
+EVERYTHING = (*ALL_BUT_WEIGHTS, "model.safetensors", "model-*-of-*.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ class ModelPlace:
 
 def find_place(
     model: str | Path,
+    wanted: Sequence[str] = EVERYTHING,
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    wanted: Sequence[str] = _EVERYTHING,
 ) -> ModelPlace:
     """Find a model, downloading what is wanted of it if it is given by its hub id.
 

@@ -16,14 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from lohan.engine.model_buffers import persistent_buffers
 from lohan.errors import ConfigError
 from lohan.train.weights import meta_model
 from lohan.train.weights.checkpoint_files import find_stored_tensors, has_all_files, shown
 from lohan.train.weights.checkpoint_names import NameGroup, NameMatch, match_names, to_model
 from lohan.train.weights.model_identity import source_identity
-from lohan.train.weights.model_places import ALL_BUT_WEIGHTS, ModelPlace, find_place, local_place
-from lohan.train.weights.safetensors_format import StoredTensor
-from lohan.train.weights.safetensors_stream import is_equal, read_tensor
+from lohan.train.weights.model_places import (
+    ALL_BUT_WEIGHTS,
+    EVERYTHING,
+    ModelPlace,
+    find_place,
+    local_place,
+)
+from lohan.train.weights.safetensors_files import StoredTensor, is_equal, read_tensor
 
 _OF_TOKENIZERS = ("tokenizer*", "*.model", "*.tiktoken", "vocab*", "merges.txt", "spiece*")
 
@@ -166,7 +172,7 @@ class ModelSource:
             StorageError: as `tensors`.
         """
         if self.has_files and not self.has_weights:
-            for name, buffer in meta_model.persistent_buffers(self.skeleton).items():
+            for name, buffer in persistent_buffers(self.skeleton).items():
                 yield name, torch.zeros(buffer.shape, dtype=buffer.dtype)
         for group in self._buffer_groups():
             yield from to_model(self.skeleton, group, self._read).items()
@@ -230,7 +236,7 @@ class ModelSource:
         provided, may_lack = match.owned, self._may_lack()
         missing += [
             name
-            for name in meta_model.persistent_buffers(self.skeleton)
+            for name in persistent_buffers(self.skeleton)
             if name not in provided and not may_lack(name)
         ]
         if self.head is not None and missing and set(missing) <= self._of_head():
@@ -287,7 +293,9 @@ def tokenizer_in(place: ModelPlace, *, trust_remote_code: bool, **options: Any) 
         ConfigError: there is none, or it cannot be used.
     """
     directory = place.directory
-    if place.gguf_file is None and not any(map(_is_of_tokenizer, directory.iterdir())):
+    if place.gguf_file is None and not any(
+        fnmatch.fnmatch(path.name, one) for path in directory.iterdir() for one in _OF_TOKENIZERS
+    ):
         raise ConfigError(
             f"{directory} has no tokenizer",
             why="rows are turned into tokens by it (tokenizer.json, or what it is made from)",
@@ -314,6 +322,7 @@ def open_source(
     should_fetch: bool = True,
     head: str | None = None,
     seed: int = 0,
+    should_warn: bool = True,
 ) -> ModelSource:
     """Find a model and check that all of it is there: nothing is read but headers.
 
@@ -327,6 +336,7 @@ def open_source(
         head: the table of transformers that the model's class is taken from
             (`MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING`), with one output: a reward.
         seed: of the values of such a head where the files have none.
+        should_warn: whether the source's `remarks` are given as warnings, too.
 
     Raises:
         ConfigError: there is no such model, its parts do not fit together, or tensors are missing.
@@ -334,15 +344,34 @@ def open_source(
         StorageError: a file is cut off, damaged or cannot be read; file and tensor are named.
         HardwareError: the hub cannot be reached.
     """
-    source = inspect_source(
-        model,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
+    if dtype not in meta_model.COMPUTE_DTYPES:
+        raise ConfigError(
+            f"{dtype} is not a compute type",
+            why="weights compute in bf16 or fp16; masters are always fp32",
+            remedy="use torch.bfloat16",
+        )
+    should_fetch = should_fetch or local_place(model) is not None
+    wanted = EVERYTHING if should_fetch else ALL_BUT_WEIGHTS
+    place = find_place(model, wanted, revision=revision, trust_remote_code=trust_remote_code)
+    if not should_fetch:
+        place = replace(place, has_weights=has_all_files(place.directory))
+    config = meta_model.read_config(
+        place.directory, trust_remote_code=trust_remote_code, gguf_file=place.gguf_file
+    )
+    kind = meta_model.model_class(
+        config, place.directory, trust_remote_code=trust_remote_code, head=head
+    )
+    source = ModelSource(
+        place=place,
+        config=config,
+        kind=kind,
         dtype=dtype,
-        should_fetch=should_fetch,
+        trust_remote_code=trust_remote_code,
         head=head,
         seed=seed,
     )
+    if not should_warn:
+        return source
     if source.gguf_file is not None:
         source.remarks.append(
             f"{source.directory / source.gguf_file} is a GGUF file: its weights were rounded when "
@@ -352,50 +381,6 @@ def open_source(
     for remark in source.remarks:
         warnings.warn(remark, WeightsWarning, stacklevel=2)
     return source
-
-
-def inspect_source(
-    model: str | Path,
-    *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
-    should_fetch: bool = True,
-    head: str | None = None,
-    seed: int = 0,
-) -> ModelSource:
-    """As `open_source`, without warnings: they are in `remarks`."""
-    if dtype not in meta_model.COMPUTE_DTYPES:
-        raise ConfigError(
-            f"{dtype} is not a compute type",
-            why="weights compute in bf16 or fp16; masters are always fp32",
-            remedy="use torch.bfloat16",
-        )
-    if should_fetch or local_place(model) is not None:
-        place = find_place(model, revision=revision, trust_remote_code=trust_remote_code)
-    else:
-        place = find_place(
-            model,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            wanted=ALL_BUT_WEIGHTS,
-        )
-        place = replace(place, has_weights=has_all_files(place.directory))
-    config = meta_model.read_config(
-        place.directory, trust_remote_code=trust_remote_code, gguf_file=place.gguf_file
-    )
-    kind = meta_model.model_class(
-        config, place.directory, trust_remote_code=trust_remote_code, head=head
-    )
-    return ModelSource(
-        place=place,
-        config=config,
-        kind=kind,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        head=head,
-        seed=seed,
-    )
 
 
 def source_of_config(
@@ -413,10 +398,6 @@ def source_of_config(
     if kind is None:
         kind = meta_model.model_class(config, place.directory, trust_remote_code=False)
     return ModelSource(place=place, config=config, kind=kind, dtype=dtype, trust_remote_code=False)
-
-
-def _is_of_tokenizer(path: Path) -> bool:
-    return any(fnmatch.fnmatch(path.name, pattern) for pattern in _OF_TOKENIZERS)
 
 
 def _unpacked(

@@ -10,7 +10,7 @@ from trl import SFTConfig
 
 from lohan.errors import OutOfSpace
 from lohan.plan.run_room import DriveSpace
-from lohan.train.run.disk_reservation import needed_bytes, out_uses, source_uses
+from lohan.train.run.disk_reservation import out_uses, source_uses
 from lohan.train.trainer.trainer import SFTTrainer
 from lohan.train.weights.source import open_source
 from support import tiny_chat
@@ -20,13 +20,13 @@ from support.trainer_engines import attach_small
 
 def test_the_parts_in_out_are_what_is_held_there() -> None:
     settings: Any = {"num_steps": 10, "archive_steps": 3, "save_total_limit": 1}
-    nbytes, num_archives = needed_bytes(10**9, **settings)
     model, archives = out_uses("/out", 10**9, **settings)
-    assert model.nbytes + archives.nbytes == nbytes
-    assert archives.purpose == f"{num_archives} archive(s)" == "2 archive(s)"
+    assert model.nbytes == 2 * 10**9 + 64 * 10**6
+    assert archives.purpose == "2 archive(s)"
     assert archives.nbytes == 2 * 14 * 10**9
-    more, _ = needed_bytes(10**9, **settings, save_model_steps=5)
-    assert more == nbytes + 2 * 2 * 10**9
+    more, same = out_uses("/out", 10**9, **settings, save_model_steps=5)
+    assert more.nbytes == model.nbytes + 2 * 2 * 10**9
+    assert same == archives
 
 
 def test_a_model_that_is_here_is_there_and_one_on_the_hub_is_asked_for(

@@ -9,8 +9,14 @@ import torch
 from lohan.durable_files import write_json
 from lohan.errors import CheckpointError, ConfigError, Corrupt, LohanError
 from lohan.ssd.engines.storage_errors import short_transfer, storage_error
-from lohan.train.run.fallback_checkpoint import intact_archive, with_offer
-from lohan.train.run.resume_point import RESUME_NAME, TRAINER_NAME, VERSION, write_files_list
+from lohan.train.run.resume_point import (
+    RESUME_NAME,
+    TRAINER_NAME,
+    VERSION,
+    intact_archive,
+    with_offer,
+    write_files_list,
+)
 from lohan.train.weights.archive import write_states
 from support.command_line import run_lohan
 from support.model_directories import save_model

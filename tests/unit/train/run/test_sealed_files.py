@@ -53,9 +53,8 @@ def read_all(checkpoint: pathlib.Path, seal: dict[str, Any] | None) -> Any:
     found = [read_resume(checkpoint, seal)]
     found.append((checkpoint / "trainer_state.json").read_bytes())
     if resume_point.has_archive(checkpoint):
-        archive.check_states(checkpoint / STATES_FOLDER)
-        copied = checkpoint / STATES_FOLDER
-        found += [archive.read_counters(copied), archive.read_buffers(copied)]
+        copied = archive.read_copy(checkpoint / STATES_FOLDER)
+        found += [copied.counters, copied.buffers]
     return found
 
 

@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from lohan.train.settings import argument_names as module
-from lohan.train.settings.argument_names import argument_names
+from lohan.train.settings import tasks as module
 from lohan.train.settings.config import argument_fields
-from lohan.train.settings.tasks import TASKS, Task
+from lohan.train.settings.tasks import TASKS, Task, argument_names
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())

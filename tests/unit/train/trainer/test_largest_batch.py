@@ -4,7 +4,7 @@ import datasets
 import pytest
 
 from lohan.errors import ConfigError
-from lohan.train.data.data_hash import hash_rows
+from lohan.train.data.dataset import hash_rows
 from lohan.train.trainer.largest_batch import longest_rows, refuse_unknown_tokens
 from support import tiny_chat, tiny_vision
 

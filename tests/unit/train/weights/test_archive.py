@@ -8,7 +8,7 @@ import torch
 
 from lohan.engine.model_buffers import ModelBuffers, changed_buffers
 from lohan.errors import Corrupt
-from lohan.train.weights.archive import check_states, read_buffers, write_states
+from lohan.train.weights.archive import check_states, read_copy, write_states
 
 
 class NormOnly:
@@ -32,7 +32,7 @@ def test_running_statistics_come_back_from_a_copy(tmp_path: pathlib.Path) -> Non
     engine = NormOnly()
     write_states(engine, {"weight": (4,)}, tmp_path / "states")
     check_states(tmp_path / "states")
-    found = read_buffers(tmp_path / "states")
+    found = read_copy(tmp_path / "states").buffers
     other = torch.nn.BatchNorm1d(4)
     ModelBuffers(other, found)
     for name, buffer in engine.model.named_buffers():
@@ -53,4 +53,4 @@ def test_a_copy_of_an_older_release_has_no_buffers(tmp_path: pathlib.Path) -> No
     index = json.loads((tmp_path / "states" / "index.json").read_text())
     del index["files"]["buffers.json"]
     (tmp_path / "states" / "index.json").write_text(json.dumps(index))
-    assert read_buffers(tmp_path / "states") == {}
+    assert read_copy(tmp_path / "states").buffers == {}

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pathlib
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_a_failing_stream_leaves_nothing(source: ModelSource, tmp_path: pathlib.
 def test_no_space_is_said_in_numbers_before_anything_is_written(
     source: ModelSource, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_hf, "free_bytes_at", lambda directory: 1_048_576)
+    full = types.SimpleNamespace(free=1_048_576)
+    monkeypatch.setattr(export_hf.shutil, "disk_usage", lambda directory: full)
     with pytest.raises(OutOfSpace, match=r"the export needs 61\.\d MiB, 1\.0 MiB are free"):
         export_model(source, iter([]), tmp_path / "out")
     assert is_left_clean(tmp_path)

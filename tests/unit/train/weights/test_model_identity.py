@@ -11,14 +11,14 @@ import torch
 import transformers
 
 from lohan.errors import ConfigError
-from lohan.train.data.data_hash import hash_rows
+from lohan.train.data.dataset import hash_rows
 from lohan.train.trainer import trainer as trainers
 from lohan.train.weights.model_identity import (
     refuse_other_model,
     source_identity,
     tokenizer_identity,
 )
-from lohan.train.weights.source import inspect_source
+from lohan.train.weights.source import open_source
 from support import tiny_chat
 from support.plain_engine import attach_plainly
 from support.small_training import make_place, train
@@ -97,7 +97,7 @@ def test_a_moved_branch_is_told_by_the_commit_of_its_snapshot(tmp_path: pathlib.
     first, second = (tmp_path / "snapshots" / name for name in ("aaaa", "bbbb"))
     tiny_chat.save_model(first)
     shutil.copytree(first, second)
-    before, now = (inspect_source(path).identity for path in (first, second))
+    before, now = (open_source(path, should_warn=False).identity for path in (first, second))
     with pytest.raises(ConfigError, match="revision: 'aaaa' -> 'bbbb'") as error:
         refuse_other_model(before, now, what="a run")
     assert "revision: aaaa" in error.value.remedy

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from lohan.errors import Corrupt, ShortTransfer, StorageError
-from lohan.train.weights.safetensors_format import StoredTensor, read_header
-from lohan.train.weights.safetensors_stream import ShardWriter, is_equal, read_pieces, read_tensor
+from lohan.train.weights.safetensors_files import (
+    ShardWriter,
+    StoredTensor,
+    is_equal,
+    read_header,
+    read_pieces,
+    read_tensor,
+)
 from support.model_directories import change_header
 
 DTYPES = [
@@ -93,7 +99,7 @@ def test_what_is_written_in_any_order_the_package_reads(shapes: Any, order: Any)
 def test_a_tensor_larger_than_a_piece_is_written_whole(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lohan.train.weights.safetensors_stream.PIECE_BYTES", 40)
+    monkeypatch.setattr("lohan.train.weights.safetensors_files.PIECE_BYTES", 40)
     tensor = torch.randn(7, 13).t()  # neither contiguous nor a multiple of a piece
     writer = ShardWriter(tmp_path / "x.safetensors", [("t", torch.bfloat16, (13, 7))])
     writer.write(writer.places[0], tensor)
