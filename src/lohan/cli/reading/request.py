@@ -14,7 +14,6 @@ from lohan.hardware.this_host import kept_machine
 from lohan.model.names import canonical_name, shape_of
 from lohan.model.shape import ModelShape
 from lohan.paper import POLICIES, POLICY_NAMES, policy_named
-from lohan.paper.systems import GPU_ONLY
 from lohan.plan.policies import OUR_POLICY, SystemPolicy
 from lohan.plan.workload import Workload
 from lohan.simulate.answers.answer import Request
@@ -24,7 +23,7 @@ from lohan.units import parse_bytes, parse_rate
 
 DEFAULT_SEQUENCE = 1024
 _COUNT = re.compile(r"^(?P<number>\d+(?:[._]?\d+)*(?:[eE]\+?\d{1,2})?)(?P<unit>[kmbtKMBT]?)$")
-OTHER_POLICIES = tuple(policy for policy in POLICIES.values() if policy.system is not GPU_ONLY)
+OTHER_POLICIES = tuple(policy for policy in POLICIES.values() if policy.name != "gpu-only")
 """Those worth offering where one does not fit: who asks here has too little GPU memory for all."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _BITS = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[MG])bit/s", re.IGNORECASE)
