@@ -1,7 +1,7 @@
 """The other systems by name, as `systems.toml` describes them.
 
-Owns how that file is read, which holds the properties and says where each comes from. What they plan
-is in `published` and `later`.
+Owns how that file is read, which holds the properties and says where each comes from. What they
+plan is in `published` and `later`.
 """
 
 import json
