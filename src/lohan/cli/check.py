@@ -53,11 +53,9 @@ def _print(report: dict[str, object]) -> None:
     assert isinstance(problems, list)
     assert isinstance(remarks, list)
     verdict = "Whole" if not problems else "Damaged" if report["is_checked"] else "Not checked"
-    shown = table(verdict, "what", "found")
-    for name, value in report.items():
-        if name not in ("problems", "remarks", "is_checked"):
-            shown.add_row(name, str(value))
-    console().print(shown)
+    about = report.keys() - {"problems", "remarks", "is_checked"}
+    rows = [(name, str(value)) for name, value in report.items() if name in about]
+    console().print(table(verdict, "what", "found", rows=rows))
     for kind, sentences in (("problem", problems), ("remark", remarks)):
         for sentence in sentences:
             console().print(f"{kind}: {sentence}", soft_wrap=True)

@@ -62,11 +62,9 @@ def _show(found: "LeftRuns") -> None:
     else:
         title = "Runs left in the SSD directories given"
         numbers = ("sealed step", "on SSD")
-        rows = table(
-            title, "run", "model", *numbers, "last used", "state", "output folder", numbers=numbers
-        )
-        for run in found.runs:
-            rows.add_row(
+        columns = ("run", "model", *numbers, "last used", "state", "output folder")
+        rows = [
+            (
                 run.run_id,
                 _short(run.model),
                 "none" if run.step is None else f"{run.step:,}",
@@ -75,7 +73,9 @@ def _show(found: "LeftRuns") -> None:
                 _state(run),
                 run.out or "-",
             )
-        shown.print(rows)
+            for run in found.runs
+        ]
+        shown.print(table(title, *columns, numbers=numbers, rows=rows))
     for remark in _remarks(found):
         shown.print(f"note: {remark}", soft_wrap=True)
     if any(run.holder is None for run in found.runs):

@@ -40,7 +40,8 @@ def doctor(
 
     found = examine(ssd=ssd or (), device=device)
     if json:
-        print_json(_fields(found))
+        findings = [{**asdict(one), "remedy": one.remedy or None} for one in found.findings]
+        print_json({"is_ready": found.is_ready, "findings": findings})
     elif report:
         print(report_text(found))
     else:
@@ -49,22 +50,14 @@ def doctor(
         raise typer.Exit(EXIT_NOT_READY)
 
 
-def _fields(found: "Examination") -> dict[str, object]:
-    return {
-        "is_ready": found.is_ready,
-        "findings": [{**asdict(one), "remedy": one.remedy or None} for one in found.findings],
-    }
-
-
 def _print(found: "Examination") -> None:
     from lohan.cli.tables.output import console, table
     from lohan.doctor import Level
 
     out = console()
-    shown = table("This machine", "what", "", "found")
-    for one in found.findings:
-        shown.add_row(one.name, "" if one.level is Level.FINE else one.level.value, one.found)
-    out.print(shown)
+    marks = {Level.FINE: ""}
+    rows = [(one.name, marks.get(one.level, one.level.value), one.found) for one in found.findings]
+    out.print(table("This machine", "what", "", "found", rows=rows))
     for level, title in ((Level.PROBLEM, "To fix"), (Level.NOTE, "Worth knowing")):
         remedies = [one for one in found.findings if one.level is level]
         if remedies:
@@ -72,10 +65,8 @@ def _print(found: "Examination") -> None:
             out.print(title, style="bold")
         for one in remedies:
             out.print(f"  {one.name}: {one.remedy}", soft_wrap=True)
-    problems = sum(one.level is Level.PROBLEM for one in found.findings)
+    count = sum(one.level is Level.PROBLEM for one in found.findings)
+    problems = f"{count} problem{'s' if count > 1 else ''}"
     out.print()
-    if problems:
-        out.print(f"Not ready: {problems} problem{'s' if problems > 1 else ''} to fix first.")
-    else:
-        out.print("Ready to train.")
+    out.print(f"Not ready: {problems} to fix first." if count else "Ready to train.")
     out.print("For a bug report: lohan doctor --report")

@@ -17,10 +17,9 @@ def models(json: JsonOption = False) -> None:
         ]
         print_json({"models": listed})
         return
-    shown = table("Models", "name", "parameters", "blocks", numbers=("parameters", "blocks"))
-    for name, shape in shapes:
-        shown.add_row(name, format_count(shape.num_parameters), str(shape.num_blocks))
-    console().print(shown)
+    numbers = ("parameters", "blocks")
+    rows = [(name, format_count(one.num_parameters), str(one.num_blocks)) for name, one in shapes]
+    console().print(table("Models", "name", *numbers, numbers=numbers, rows=rows))
 
 
 def machines(json: JsonOption = False) -> None:
@@ -30,17 +29,9 @@ def machines(json: JsonOption = False) -> None:
 
     found = [machine_named(name) for name in MACHINE_NAMES]
     if json:
-        listed = [
-            {
-                "name": machine.name,
-                "description": machine.description,
-                "price_dollars": machine.price_dollars,
-            }
-            for machine in found
-        ]
-        print_json({"machines": listed})
+        keys = ("name", "description", "price_dollars")
+        print_json({"machines": [{key: getattr(one, key) for key in keys} for one in found]})
         return
-    shown = table("Machines", "name", "what is in it", "dollars", numbers=("dollars",))
-    for machine in found:
-        shown.add_row(machine.name, machine.description, f"{machine.price_dollars:,.0f}")
-    console().print(shown)
+    columns = ("name", "what is in it", "dollars")
+    rows = [(one.name, one.description, f"{one.price_dollars:,.0f}") for one in found]
+    console().print(table("Machines", *columns, numbers=("dollars",), rows=rows))

@@ -9,17 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.reading.options import (
-    BatchOption,
-    GpuOption,
-    GpusOption,
-    JsonOption,
-    MachineOption,
-    ModelArgument,
-    RamOption,
-    SequenceOption,
-    SsdsOption,
-)
+from lohan.cli.reading import options
 
 PoliciesOption = Annotated[
     str | None, typer.Option("--policies", help="Only these, separated by commas.")
@@ -37,18 +27,18 @@ RowsOption = Annotated[
 
 
 def compare(
-    model: ModelArgument,
-    machine: MachineOption = None,
-    batch: BatchOption = 8,
-    seq: SequenceOption = None,
-    ram: RamOption = None,
-    gpu: GpuOption = None,
-    ssds: SsdsOption = None,
-    gpus: GpusOption = None,
+    model: options.ModelArgument,
+    machine: options.MachineOption = None,
+    batch: options.BatchOption = 8,
+    seq: options.SequenceOption = None,
+    ram: options.RamOption = None,
+    gpu: options.GpuOption = None,
+    ssds: options.SsdsOption = None,
+    gpus: options.GpusOption = None,
     policies: PoliciesOption = None,
     best_batch: BestBatchOption = False,
     clip: ClipOption = False,
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """Put the policies side by side: what fits, how fast, what it wears and costs (simulated)."""
     from lohan.cli.reading.request import machine_asked, policies_asked, shape_asked
@@ -68,7 +58,7 @@ def compare(
         show_comparison(found, console())
 
 
-def reproduce(rows: RowsOption = None, json: JsonOption = False) -> None:
+def reproduce(rows: RowsOption = None, json: options.JsonOption = False) -> None:
     """Compare every published figure with the simulator: error per row, spread per figure."""
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.paper_tables import show_reproduction

@@ -10,19 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.reading.options import (
-    BATCH_HELP,
-    ClipOption,
-    GpuOption,
-    GpusOption,
-    JsonOption,
-    MachineOption,
-    PolicyOption,
-    RamOption,
-    SequenceOption,
-    SsdsOption,
-    known_models,
-)
+from lohan.cli.reading import options
 
 EXIT_DOES_NOT_FIT = 1
 DEFAULT_TOKENS = "50M"
@@ -36,30 +24,30 @@ def plan(
             metavar="[MODEL | RUN.yaml]",
             help="A known name (lohan models), a config.json or its folder, or a hub id; or a "
             "run's file.",
-            autocompletion=known_models,
+            autocompletion=options.known_models,
         ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The model, as for training.")
     ] = None,
-    machine: MachineOption = None,
+    machine: options.MachineOption = None,
     ssd: Annotated[
         list[str] | None,
         typer.Option(metavar="DIR", help="SSD directories of this machine, as for training."),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", "-b", help=BATCH_HELP)] = None,
-    seq: SequenceOption = None,
-    ram: RamOption = None,
-    gpu: GpuOption = None,
-    ssds: SsdsOption = None,
-    gpus: GpusOption = None,
+    batch: Annotated[int | None, typer.Option("--batch", "-b", help=options.BATCH_HELP)] = None,
+    seq: options.SequenceOption = None,
+    ram: options.RamOption = None,
+    gpu: options.GpuOption = None,
+    ssds: options.SsdsOption = None,
+    gpus: options.GpusOption = None,
     machines: Annotated[
         int, typer.Option("--machines", min=1, help="So many such machines that train together.")
     ] = 1,
     network: Annotated[
         str | None, typer.Option("--network", help="Between the machines, such as 10Gbit/s.")
     ] = None,
-    policy: PolicyOption = "lohan+",
+    policy: options.PolicyOption = "lohan+",
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -67,8 +55,8 @@ def plan(
             help="Tokens of the whole run, such as 50M or 1.2B. [default: of max_steps, or 50M]",
         ),
     ] = None,
-    clip: ClipOption = None,
-    json: JsonOption = False,
+    clip: options.ClipOption = None,
+    json: options.JsonOption = False,
 ) -> None:
     """Say whether a fine-tune fits, how long it takes, what it wears and what to change.
 

@@ -9,21 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lohan.cli.reading.options import (
-    BatchOption,
-    ClipOption,
-    ForceOption,
-    GpuOption,
-    GpusOption,
-    JsonOption,
-    MachineOption,
-    ModelArgument,
-    PolicyOption,
-    RamOption,
-    SequenceOption,
-    SsdsOption,
-    TokensOption,
-)
+from lohan.cli.reading import options
 
 EXIT_DOES_NOT_FIT = 1
 TraceOption = Annotated[
@@ -44,39 +30,45 @@ StepsOption = Annotated[
 
 
 def simulate(
-    model: ModelArgument,
-    machine: MachineOption = None,
-    batch: BatchOption = 8,
-    seq: SequenceOption = None,
-    ram: RamOption = None,
-    gpu: GpuOption = None,
-    ssds: SsdsOption = None,
-    gpus: GpusOption = None,
-    policy: PolicyOption = "lohan+",
-    tokens: TokensOption = "50M",
-    clip: ClipOption = None,
+    model: options.ModelArgument,
+    machine: options.MachineOption = None,
+    batch: options.BatchOption = 8,
+    seq: options.SequenceOption = None,
+    ram: options.RamOption = None,
+    gpu: options.GpuOption = None,
+    ssds: options.SsdsOption = None,
+    gpus: options.GpusOption = None,
+    policy: options.PolicyOption = "lohan+",
+    tokens: options.TokensOption = "50M",
+    clip: options.ClipOption = None,
     trace: TraceOption = None,
     svg: SvgOption = None,
     schedule: ScheduleOption = None,
     steps: StepsOption = 1,
-    force: ForceOption = False,
-    json: JsonOption = False,
+    force: options.ForceOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """Run a plan on a virtual clock: numbers, timeline, picture.
 
     Exit code 0: done. 1: it does not fit, nothing is written. 2: the request cannot be met.
     """
     from lohan.cli.reading.files import check_outputs
-    from lohan.cli.reading.request import OTHER_POLICIES, check_steps, parse_tokens, request_of
+    from lohan.cli.reading.request import OTHER_POLICIES, parse_tokens, request_of
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.plan_tables import show_answer
     from lohan.durable_files import replace_text
+    from lohan.errors import ConfigError
     from lohan.report import lane_chart_svg
     from lohan.simulate.answers.answer import Answer, plan_of, with_limits, with_step
     from lohan.simulate.choose import Judge
-    from lohan.simulate.timeline import timeline_of
+    from lohan.simulate.timeline import MAX_STEPS, timeline_of
 
-    check_steps(steps)
+    if not 1 <= steps <= MAX_STEPS:
+        raise ConfigError(
+            f"--steps {steps} cannot be shown",
+            why=f"steady steps repeat: 1 to {MAX_STEPS} of them tell everything",
+            remedy=f"give 1 to {MAX_STEPS}",
+        )
     check_outputs((trace, svg, schedule), force=force)
     num_tokens = parse_tokens(tokens)
     request = request_of(
@@ -98,16 +90,13 @@ def simulate(
     if made.ledger.fits:
         timeline = timeline_of(made, request.machine, num_steps=steps)
         answer = with_step(answer, timeline.step, num_tokens, judge)
-        for path, make in (
-            (trace, timeline.chrome),
-            (
-                svg,
-                lambda: lane_chart_svg(
-                    timeline.steady(), start_seconds=0, end_seconds=timeline.seconds
-                ),
-            ),
-            (schedule, timeline.text),
-        ):
+
+        def picture() -> str:
+            steady = timeline.steady()
+            return lane_chart_svg(steady, start_seconds=0, end_seconds=timeline.seconds)
+
+        makers = ((trace, timeline.chrome), (svg, picture), (schedule, timeline.text))
+        for path, make in makers:
             if path is not None:
                 replace_text(path, make())
                 written.append(str(path))

@@ -131,23 +131,20 @@ def _print_cases(found: "Verification") -> None:
 
     shown = table(
         f"Offloaded and in memory, {found.num_steps} steps each",
-        "activations",
-        "micro-batches",
-        "clipping",
-        "read from SSD",
-        "written",
-        "result",
+        *("activations", "micro-batches", "clipping", "read from SSD", "written", "result"),
         numbers=("micro-batches", "read from SSD", "written"),
+        rows=[
+            (
+                one.case.activations,
+                str(one.case.num_micro_batches),
+                "off" if one.case.max_grad_norm is None else "on",
+                format_bytes(one.read_bytes),
+                format_bytes(one.written_bytes),
+                "equal" if one.difference is None else "DIFFERENT",
+            )
+            for one in found.cases
+        ],
     )
-    for one in found.cases:
-        shown.add_row(
-            one.case.activations,
-            str(one.case.num_micro_batches),
-            "off" if one.case.max_grad_norm is None else "on",
-            format_bytes(one.read_bytes),
-            format_bytes(one.written_bytes),
-            "equal" if one.difference is None else "DIFFERENT",
-        )
     out = console()
     out.print(shown)
     out.print()

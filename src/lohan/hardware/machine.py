@@ -1,9 +1,9 @@
 """Machine: what a box can do, as facts. GPUs, RAM, links, drives, the CPU, and what they cost.
 
 Owns the shape of these facts, their checks and their JSON form (version 1). Decides and measures
-nothing: `presets.py` names machines, `measure` fills one in, `plan` and `simulate` read them. Every
-rate is the one reached in practice, never the data sheet's; a drive's write rate is the one it
-holds for hours.
+nothing: `machines.toml` names machines, `measure` fills one in, `plan` and `simulate` read them.
+Every rate is the one reached in practice, never the data sheet's; a drive's write rate is the one
+it holds for hours.
 """
 
 import json

@@ -13,7 +13,7 @@ from lohan.errors import DoesNotFit
 from lohan.hardware.drive_life import DriveWear, life_of, read_wear
 from lohan.hardware.limits import AvailableRam, available_ram_bytes, is_bound_by_locking
 from lohan.hardware.machine import Ssd, SsdPath
-from lohan.hardware.presets import CONSUMER_GEN4
+from lohan.hardware.presets import machine_named
 from lohan.measure.disks import DriveFigures
 from lohan.measure.facts import MachineFacts
 from lohan.measure.figure import Figure
@@ -46,7 +46,8 @@ def ssds_of(
     num_on = Counter(one.device for one in facts.drives)
     wears = {device: ask_wear(device) for device in num_on}
     lives = {one.device: life_of(one.total_bytes, wears[one.device]) for one in facts.drives}
-    usual = CONSUMER_GEN4.read_bytes_per_second, CONSUMER_GEN4.write_bytes_per_second
+    desktop = machine_named("desktop-4090").ssds[0]
+    usual = desktop.read_bytes_per_second, desktop.write_bytes_per_second
     measured = [(drive.figures.read.per_second, drive.lasting_write_per_second) for drive in drives]
     return [
         Ssd(

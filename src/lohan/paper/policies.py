@@ -7,21 +7,15 @@ The one place that turns what a user writes into a policy. Called by the command
 from functools import partial
 
 from lohan.errors import ConfigError, nearest_names
-from lohan.paper.later import LATER_SYSTEMS, plan_later
+from lohan.paper.later import plan_later
 from lohan.paper.published import plan_published
-from lohan.paper.systems import PUBLISHED_SYSTEMS
+from lohan.paper.systems import LATER_SYSTEMS, PUBLISHED_SYSTEMS
 from lohan.plan.policies import OUR_POLICY, SystemPolicy
 
-POLICIES = {
-    OUR_POLICY.name: OUR_POLICY,
-    **{
-        name: SystemPolicy(system=system, plan=partial(plan_published, system))
-        for name, system in PUBLISHED_SYSTEMS.items()
-    },
-    **{
-        name: SystemPolicy(system=system, plan=partial(plan_later, system))
-        for name, system in LATER_SYSTEMS.items()
-    },
+POLICIES = {OUR_POLICY.name: OUR_POLICY} | {
+    name: SystemPolicy(system=system, plan=partial(plan, system))
+    for systems, plan in ((PUBLISHED_SYSTEMS, plan_published), (LATER_SYSTEMS, plan_later))
+    for name, system in systems.items()
 }
 POLICY_NAMES = tuple(POLICIES)
 

@@ -48,7 +48,8 @@ def _process(trace: Trace, *, pid: int, arrow_ids: Iterator[int]) -> Iterator[_E
     yield _named("process_name", pid, 0, name=f"{trace.name} ({source})")
     yield _named("process_sort_index", pid, 0, sort_index=pid)
     if trace.metadata:
-        yield _named("process_labels", pid, 0, labels=_labels(trace))
+        labels = ", ".join(f"{key}: {value}" for key, value in trace.metadata.items())
+        yield _named("process_labels", pid, 0, labels=labels)
     tid_of: dict[Span, int] = {}
     tid = 0
     for row in rows_of(trace):
@@ -68,22 +69,13 @@ def _named(event: str, pid: int, tid: int, **args: object) -> _Event:
     return {"name": event, "ph": "M", "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _labels(trace: Trace) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in trace.metadata.items())
-
-
 def _microseconds(seconds: float) -> float:
     return round(seconds * _MICROSECONDS, 3)
 
 
 def _complete(span: Span, pid: int, tid: int) -> _Event:
-    facts = {
-        "task": span.task,
-        "block": span.block,
-        "bytes": span.nbytes,
-        "waited_for": span.waited_for,
-        "step": span.step,
-    }
+    facts: _Event = {"task": span.task, "block": span.block, "bytes": span.nbytes}
+    facts |= {"waited_for": span.waited_for, "step": span.step}
     start = _microseconds(span.start_seconds)
     return {
         "name": span.name,
@@ -221,15 +213,10 @@ def _trace(process: _Process) -> Trace:
     ]
     counters = []
     for (tier, rank), samples in process.samples.items():
-        samples.sort(key=lambda sample: sample[0])
+        at, used = zip(*sorted(samples, key=lambda sample: sample[0]), strict=True)
+        budget = process.budgets.get((tier, rank))
         counters.append(
-            Counter(
-                tier=tier,
-                rank=rank,
-                at_seconds=tuple(at for at, _ in samples),
-                used_bytes=tuple(used for _, used in samples),
-                budget_bytes=process.budgets.get((tier, rank)),
-            )
+            Counter(tier=tier, rank=rank, at_seconds=at, used_bytes=used, budget_bytes=budget)
         )
     return Trace(
         name=process.name,

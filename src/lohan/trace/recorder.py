@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lohan.trace.span import Counter, Span, Trace
 from lohan.vocabulary import BlockId, Lane, TaskId, Tier
@@ -18,18 +18,8 @@ from lohan.vocabulary import BlockId, Lane, TaskId, Tier
 DEFAULT_CAPACITY_SPANS = 1 << 17
 """Spans kept per living thread (27 MB when full), and once more for all threads that ended."""
 
-_Row = tuple[
-    Lane,
-    str,
-    float,
-    float,
-    str,
-    TaskId | None,
-    BlockId | None,
-    int | None,
-    str | None,
-    int,
-]
+_Row = tuple[Any, ...]  # the values of a Span's first fields, in order
+_COLUMNS = tuple(Span.__dataclass_fields__)[:-1]
 _Sample = tuple[Tier, float, int]
 _T = TypeVar("_T")
 
@@ -119,19 +109,20 @@ class Recorder:
     ) -> None:
         """Record a span, with times as `now()` gives them."""
         if self.is_on:
-            row = (
-                lane,
-                name,
-                start_seconds,
-                end_seconds,
-                kind,
-                task,
-                block,
-                nbytes,
-                waited_for,
-                step,
+            self._rows.own().append(
+                (
+                    lane,
+                    name,
+                    start_seconds,
+                    end_seconds,
+                    kind,
+                    task,
+                    block,
+                    nbytes,
+                    waited_for,
+                    step,
+                )
             )
-            self._rows.own().append(row)
 
     def sample(self, tier: Tier, used_bytes: int) -> None:
         """Record how many bytes a tier holds from now on."""
@@ -160,19 +151,10 @@ class Recorder:
         )
 
     def _span(self, row: _Row) -> Span:
-        lane, name, start_seconds, end_seconds, kind, task, block, nbytes, waited_for, step = row
-        return Span(
-            lane=lane,
-            name=name,
-            start_seconds=start_seconds - self._origin_seconds,
-            end_seconds=end_seconds - self._origin_seconds,
-            kind=kind,
-            task=task,
-            block=block,
-            nbytes=nbytes,
-            waited_for=waited_for,
-            step=step,
-        )
+        fields = dict(zip(_COLUMNS, row, strict=True))
+        fields["start_seconds"] -= self._origin_seconds
+        fields["end_seconds"] -= self._origin_seconds
+        return Span(**fields)
 
     def _counters(self, budgets_bytes: Mapping[Tier, int]) -> tuple[Counter, ...]:
         samples = sorted(self._samples.copied(), key=lambda sample: sample[1])

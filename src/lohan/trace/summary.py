@@ -68,7 +68,43 @@ class Summary:
 
     def to_text(self) -> str:
         """Print it for a terminal."""
-        return _text(self)
+        source = "simulated" if self.is_simulated else "measured"
+        lines = [f"{self.name} ({source}): {format_seconds(self.seconds)}", ""]
+        table = [["lane", "busy", "", "idle", "spans", "moved", "rate while busy", "waited for"]]
+        for lane in self.lanes:
+            waits = [
+                f"{cause} {format_seconds(seconds)}"
+                for cause, seconds in list(lane.waited_seconds.items())[:3]
+            ]
+            has_bytes = lane.moved_bytes > 0
+            table.append(
+                [
+                    lane.label,
+                    format_seconds(lane.busy_seconds),
+                    f"{100 * lane.busy_share:.0f} %",
+                    format_seconds(lane.idle_seconds),
+                    str(lane.num_spans),
+                    format_bytes(lane.moved_bytes) if has_bytes else "-",
+                    format_rate(lane.moved_bytes_per_second) if has_bytes else "-",
+                    ", ".join(waits) or "-",
+                ]
+            )
+        lines += _aligned(table, num_text_columns_at_end=1)
+        labels = [lane.label for lane in self.lanes]
+        if len(labels) > 1:
+            lines += ["", "overlap: share of a row's busy time in which the column was busy too"]
+            shares = [["", *labels]]
+            for lane in self.lanes:
+                both = {
+                    pair[1]: s for pair, s in self.overlap_seconds.items() if pair[0] == lane.label
+                }
+                cells = [_percent(both.get(other), lane.busy_seconds) for other in labels]
+                shares.append([lane.label, *cells])
+            lines += _aligned(shares, num_text_columns_at_end=0)
+        if self.peak_bytes:
+            peaks = (f"{tier} {format_bytes(peak)}" for tier, peak in self.peak_bytes.items())
+            lines += ["", "peak: " + ", ".join(peaks)]
+        return "\n".join(lines) + "\n"
 
 
 def summarise(
@@ -157,53 +193,9 @@ def _cause(span: Span, dependencies: Dependencies, free_seconds: float) -> str:
     return f"{last.lane} {last.group}"
 
 
-def _text(summary: Summary) -> str:
-    source = "simulated" if summary.is_simulated else "measured"
-    lines = [f"{summary.name} ({source}): {format_seconds(summary.seconds)}", ""]
-    table = [["lane", "busy", "", "idle", "spans", "moved", "rate while busy", "waited for"]]
-    for lane in summary.lanes:
-        waits = [
-            f"{cause} {format_seconds(seconds)}"
-            for cause, seconds in list(lane.waited_seconds.items())[:3]
-        ]
-        has_bytes = lane.moved_bytes > 0
-        table.append(
-            [
-                lane.label,
-                format_seconds(lane.busy_seconds),
-                f"{100 * lane.busy_share:.0f} %",
-                format_seconds(lane.idle_seconds),
-                str(lane.num_spans),
-                format_bytes(lane.moved_bytes) if has_bytes else "-",
-                format_rate(lane.moved_bytes_per_second) if has_bytes else "-",
-                ", ".join(waits) or "-",
-            ]
-        )
-    lines += _aligned(table, num_text_columns_at_end=1)
-    labels = [lane.label for lane in summary.lanes]
-    if len(labels) > 1:
-        lines += ["", "overlap: share of a row's busy time in which the column was busy too"]
-        shares = [["", *labels]]
-        for lane in summary.lanes:
-            shares.append(
-                [
-                    lane.label,
-                    *(
-                        "."
-                        if other == lane.label
-                        else _percent(summary.overlap_seconds[lane.label, other], lane.busy_seconds)
-                        for other in labels
-                    ),
-                ]
-            )
-        lines += _aligned(shares, num_text_columns_at_end=0)
-    if summary.peak_bytes:
-        peaks = (f"{tier} {format_bytes(peak)}" for tier, peak in summary.peak_bytes.items())
-        lines += ["", "peak: " + ", ".join(peaks)]
-    return "\n".join(lines) + "\n"
-
-
-def _percent(part: float, whole: float) -> str:
+def _percent(part: float | None, whole: float) -> str:
+    if part is None:  # of itself
+        return "."
     return f"{100 * part / whole:.0f} %" if whole > 0 else "-"
 
 

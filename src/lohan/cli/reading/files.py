@@ -20,39 +20,24 @@ def check_outputs(paths: Iterable[pathlib.Path | None], *, force: bool) -> None:
     for path in paths:
         if path is None:
             continue
-        if not path.parent.is_dir():
-            raise ConfigError(
-                f"{path} cannot be written",
-                why=f"there is no directory {path.parent}",
-                remedy="create it, or give another path",
-            )
-        if path.is_dir():
-            raise ConfigError(
-                f"{path} cannot be written", why="it is a directory", remedy="name a file"
-            )
-        if path.exists() and not path.is_file():
+        folder, what = path.parent, f"{path} cannot be written"
+        if not folder.is_dir():
+            why, remedy = f"there is no directory {folder}", "create it, or give another path"
+        elif path.is_dir():
+            why, remedy = "it is a directory", "name a file"
+        elif path.exists() and not path.is_file():
             # A file is replaced, not written into: that would take the device's place.
-            raise ConfigError(
-                f"{path} cannot be written",
-                why="it is a device, a pipe or a socket, not a file",
-                remedy="name a file",
-            )
-        if path.exists() and not force:
-            raise ConfigError(
-                f"{path} exists already",
-                why="nothing is overwritten unasked",
-                remedy="give another path, or add --force",
-            )
-        if not os.access(path.parent, os.W_OK):
-            raise ConfigError(
-                f"{path} cannot be written",
-                why=f"the directory {path.parent} is not writable",
-                remedy="change its permissions, or give another path",
-            )
-        if path.resolve() in seen:
-            raise ConfigError(
-                f"{path} is named twice",
-                why="one output would overwrite the other",
-                remedy="give each output its own path",
-            )
-        seen.add(path.resolve())
+            why, remedy = "it is a device, a pipe or a socket, not a file", "name a file"
+        elif path.exists() and not force:
+            what, why = f"{path} exists already", "nothing is overwritten unasked"
+            remedy = "give another path, or add --force"
+        elif not os.access(folder, os.W_OK):
+            why = f"the directory {folder} is not writable"
+            remedy = "change its permissions, or give another path"
+        elif path.resolve() in seen:
+            what, why = f"{path} is named twice", "one output would overwrite the other"
+            remedy = "give each output its own path"
+        else:
+            seen.add(path.resolve())
+            continue
+        raise ConfigError(what, why=why, remedy=remedy)

@@ -14,17 +14,15 @@ from lohan.hardware.this_host import kept_machine
 from lohan.model.names import canonical_name, shape_of
 from lohan.model.shape import ModelShape
 from lohan.paper import POLICIES, POLICY_NAMES, policy_named
-from lohan.paper.systems import GPU_ONLY
 from lohan.plan.policies import OUR_POLICY, SystemPolicy
 from lohan.plan.workload import Workload
 from lohan.simulate.answers.answer import Request
-from lohan.simulate.timeline import MAX_STEPS
 from lohan.train.settings.adapter import AdapterSettings
 from lohan.units import parse_bytes, parse_rate
 
 DEFAULT_SEQUENCE = 1024
 _COUNT = re.compile(r"^(?P<number>\d+(?:[._]?\d+)*(?:[eE]\+?\d{1,2})?)(?P<unit>[kmbtKMBT]?)$")
-OTHER_POLICIES = tuple(policy for policy in POLICIES.values() if policy.system is not GPU_ONLY)
+OTHER_POLICIES = tuple(policy for policy in POLICIES.values() if policy.name != "gpu-only")
 """Those worth offering where one does not fit: who asks here has too little GPU memory for all."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _BITS = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[MG])bit/s", re.IGNORECASE)
@@ -99,15 +97,6 @@ def machine_asked(
     return found
 
 
-def policy_asked(name: str) -> SystemPolicy:
-    """Return the policy of a name.
-
-    Raises:
-        ConfigError: if there is none of that name.
-    """
-    return policy_named(name.strip().lower())
-
-
 def policies_asked(text: str | None) -> tuple[SystemPolicy, ...]:
     """The policies named in a list separated by commas; all of them if none is given.
 
@@ -116,7 +105,7 @@ def policies_asked(text: str | None) -> tuple[SystemPolicy, ...]:
     """
     if text is None:
         return tuple(POLICIES.values())
-    named = [policy_asked(word) for word in text.split(",") if word.strip()]
+    named = [policy_named(word.strip().lower()) for word in text.split(",") if word.strip()]
     if not named:
         raise ConfigError(
             "--policies names none",
@@ -142,20 +131,6 @@ def clips(policy: SystemPolicy, clip: bool | None) -> bool:
             remedy=f"leave --clip out, or use --policy {OUR_POLICY.name}",
         )
     return False
-
-
-def check_steps(num_steps: int) -> None:
-    """Refuse a number of steps that cannot be shown.
-
-    Raises:
-        ConfigError: if it is below 1 or above the most that is simulated.
-    """
-    if not 1 <= num_steps <= MAX_STEPS:
-        raise ConfigError(
-            f"--steps {num_steps} cannot be shown",
-            why=f"steady steps repeat: 1 to {MAX_STEPS} of them tell everything",
-            remedy=f"give 1 to {MAX_STEPS}",
-        )
 
 
 def shape_asked(
@@ -202,7 +177,7 @@ def request_of(
     Raises:
         ConfigError: for anything in it that is not valid.
     """
-    planner = policy_asked(policy)
+    planner = policy_named(policy.strip().lower())
     clips_gradients = clips(planner, clip)
     box = machine_asked(
         machine, ram=ram, gpu=gpu, ssds=ssds, gpus=gpus, num_directories=num_directories

@@ -6,6 +6,7 @@ terminal wraps what is too wide for it.
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -23,9 +24,14 @@ def console() -> Console:
 
 
 def table(
-    title: str, *columns: str, numbers: tuple[str, ...] = (), has_header: bool = True
+    title: str,
+    *columns: str,
+    numbers: Sequence[str] = (),
+    has_header: bool = True,
+    rows: Iterable[Sequence[str]] = (),
 ) -> Table:
-    """An empty table; the columns in `numbers` are set to the right."""
+    """A table, of two columns unless they are named; those in `numbers` are set to the right."""
+    columns = columns or ("what", "value")
     made = Table(
         show_header=has_header,
         title=title,
@@ -45,6 +51,8 @@ def table(
             no_wrap=is_number or number == 0,
             overflow="fold",
         )
+    for row in rows:
+        made.add_row(*row)
     return made
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from lohan.cli.tables.output import table
 from lohan.paper.comparison import BASELINES, Comparison, speedup, tokens_per_kdollar
-from lohan.paper.later import LATER_SYSTEMS
 from lohan.paper.reproduce import Reproduction, Spread
+from lohan.paper.systems import LATER_SYSTEMS
 from lohan.units import format_bytes_decimal, format_count, format_seconds
 
 
