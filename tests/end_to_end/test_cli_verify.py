@@ -144,7 +144,7 @@ def test_an_architecture_that_cannot_be_scaled_says_so(tmp_path: Path) -> None:
 
 def others_slowly(names: Iterable[str], fast: str, long: tuple[str, ...]) -> list[Any]:
     """All names as parameters, all but one of them marked as slow or long."""
-    marks = {fast: ()} | {name: pytest.mark.long for name in long}
+    marks = {fast: ()} | dict.fromkeys(long, pytest.mark.long)
     return [pytest.param(name, marks=marks.get(name, pytest.mark.slow)) for name in names]
 
 
