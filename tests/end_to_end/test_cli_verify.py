@@ -142,9 +142,10 @@ def test_an_architecture_that_cannot_be_scaled_says_so(tmp_path: Path) -> None:
     assert "cannot be scaled down" in ran.stderr
 
 
-def others_slowly(names: Iterable[str], fast: str) -> list[Any]:
-    """All names as parameters, all but one of them marked as slow."""
-    return [pytest.param(name, marks=[] if name == fast else [pytest.mark.slow]) for name in names]
+def others_slowly(names: Iterable[str], fast: str, long: tuple[str, ...]) -> list[Any]:
+    """All names as parameters, all but one of them marked as slow or long."""
+    marks = {fast: ()} | dict.fromkeys(long, pytest.mark.long)
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.slow)) for name in names]
 
 
 FAMILIES = {
@@ -164,9 +165,13 @@ IMAGE_MODELS: dict[str, dict[str, Any]] = {
     "SD3Transformer2DModel": {"num_attention_heads": 24, "caption_projection_dim": 1536},
     "FluxTransformer2DModel": {"num_layers": 19, "num_single_layers": 38},
 }
+# Tiny ones of these are compared to the bit by tests/equivalence: of the same class (TINY_MODELS),
+# or of a class that runs as theirs does (test_engine_families, and the one that stays here).
+COMPARED_ELSEWHERE = ("llama", "gpt2", "qwen3", "bart", "mixtral")
+LIKE_FLUX_OR_DIT = ("PixArtTransformer2DModel", "SD3Transformer2DModel")
 
 
-@pytest.mark.parametrize("family", others_slowly(FAMILIES, "qwen3_moe"))
+@pytest.mark.parametrize("family", others_slowly(FAMILIES, "qwen3_moe", COMPARED_ELSEWHERE))
 def test_families_of_language_models_are_equal(
     family: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -179,7 +184,9 @@ def test_families_of_language_models_are_equal(
     assert fields["is_equal"]
 
 
-@pytest.mark.parametrize("kind", others_slowly(IMAGE_MODELS, "DiTTransformer2DModel"))
+@pytest.mark.parametrize(
+    "kind", others_slowly(IMAGE_MODELS, "DiTTransformer2DModel", LIKE_FLUX_OR_DIT)
+)
 def test_families_of_image_models_are_equal(
     kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -56,7 +56,7 @@ def test_a_denoiser_is_trained_and_shown(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sd3", "flux", "dit"])
+@pytest.mark.parametrize("kind", [pytest.param("sd3", marks=pytest.mark.long), "flux", "dit"])
 def test_denoisers_of_the_example_have_the_bits_of_a_plain_loop(
     kind: str, ssd: Path, tmp_path: Path
 ) -> None:

@@ -89,9 +89,17 @@ def test_the_plan_of_a_recipe_is_about_the_recipe(recipe: pathlib.Path) -> None:
     assert int(asked.get("ssds", preset)) == len(config.offload.ssd)
 
 
+# Its plan takes as long as those of all others together, which have adapters and 70B too.
+SLOWEST = "llama-3.1-70b-lora-4090"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "example", [*RECIPES, ROOT / "examples" / "diffusion.py"], ids=lambda path: path.stem
+    "example",
+    [
+        pytest.param(path, marks=pytest.mark.long if path.stem == SLOWEST else [], id=path.stem)
+        for path in (*RECIPES, ROOT / "examples" / "diffusion.py")
+    ],
 )
 def test_an_example_says_what_its_plan_says_today(example: pathlib.Path) -> None:
     text = example.read_text()

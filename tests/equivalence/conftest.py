@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from support.block_backwards import BlockBackwards, count_backwards
+from support.remembered_traces import remember_traces
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +16,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _remembered_traces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.config.getoption("--long"):
+        remember_traces(monkeypatch)
 
 
 @pytest.fixture

@@ -116,8 +116,15 @@ def tokens(seed: int, rows: int, columns: int) -> Batch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("residents", [None, False])
+@pytest.mark.parametrize(
+    ("device", "residents"),
+    [
+        ("cpu", None),
+        ("emulated", False),
+        pytest.param("cpu", False, marks=pytest.mark.long),
+        pytest.param("emulated", None, marks=pytest.mark.long),
+    ],
+)
 def test_steps_of_other_sizes_give_the_same_bits(
     device: str, residents: bool | None, tmp_path: Path
 ) -> None:

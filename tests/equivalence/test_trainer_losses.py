@@ -132,9 +132,18 @@ def test_losses_are_those_of_transformers_trainer(tmp_path: pathlib.Path, name: 
     assert_same(offloaded(tmp_path, name, **changes), judged(tmp_path, name, **changes))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def fewer() -> list[Any]:
+    """One number for every family, in turn; the other of the two takes as long and is for later."""
+    return [
+        pytest.param(
+            name, count, marks=pytest.mark.slow if count == 1 + turn % 2 else pytest.mark.long
+        )
+        for turn, name in enumerate(FAMILIES)
+        for count in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(("name", "num_micro_batches"), fewer())
 def test_losses_of_fewer_micro_batches(
     tmp_path: pathlib.Path, name: str, num_micro_batches: int
 ) -> None:

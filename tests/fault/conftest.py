@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from support.remembered_traces import remember_traces
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
@@ -22,3 +24,9 @@ def ctrl_c_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _remembered_traces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.config.getoption("--long"):
+        remember_traces(monkeypatch)

@@ -1,26 +1,15 @@
 """A training process killed with SIGKILL at any instant goes on from its last seal, to the bit."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-TESTS = pathlib.Path(__file__).parents[1]
+from support.fork_server import run_forked
 
 
 def run_kills(place: pathlib.Path, device: str, num_rounds: int) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "support.killed_training", str(place), device, str(num_rounds)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=TESTS,
-        timeout=840,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_forked("support.killed_training", [str(place), device, str(num_rounds)])
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 

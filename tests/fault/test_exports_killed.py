@@ -1,17 +1,13 @@
 """A process killed at any instant of an export leaves a whole model or none."""
 
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from lohan.train.weights.check_export import check_model_directory
+from support.fork_server import run_forked
 from support.model_directories import save_model
-
-TESTS = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.slow
@@ -19,14 +15,8 @@ def test_an_export_killed_at_any_instant_leaves_no_half_model(tmp_path: pathlib.
     save_model("llama", tmp_path / "source")
     out = tmp_path / "out"
     out.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "support.killed_exports", tmp_path / "source", out, "3"],
-        cwd=TESTS,
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run_forked("support.killed_exports", [str(tmp_path / "source"), str(out), "3"])
+    assert done.returncode == 0, done.stdout
     rows = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert len(rows) > 10
     assert rows[-1][1:] == (0, 1)

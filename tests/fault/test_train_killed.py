@@ -88,7 +88,7 @@ def weights_hash(out: pathlib.Path) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(place: pathlib.Path) -> str:
-    finish(place, "undisturbed", is_forked=False)
+    finish(place, "undisturbed")
     return weights_hash(place / "undisturbed")
 
 

@@ -75,7 +75,7 @@ def read_all(pipe: int) -> bytes:
     return found
 
 
-def main(root: pathlib.Path, device: str, num_rounds: int) -> int:
+def kill_and_go_on(root: pathlib.Path, device: str, num_rounds: int) -> int:
     case = everything_moves(device, num_steps=NUM_STEPS, num_ssds=2)
     build(case)  # imports what takes seconds, which every child would do again
     # In a child too: a process that forks must have no threads of its own.
@@ -113,8 +113,13 @@ def main(root: pathlib.Path, device: str, num_rounds: int) -> int:
             at_step = told[-1]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """A program for `run_forked`."""
     torch.set_num_threads(1)
     # A kill between two directories leaves an older copy of the manifest: told, and mended.
     warnings.simplefilter("ignore")
-    print(f"{main(pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))} kills")
+    print(f"{kill_and_go_on(pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))} kills")
+
+
+if __name__ == "__main__":
+    main()
