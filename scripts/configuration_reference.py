@@ -10,7 +10,7 @@ from typing import Any
 
 from lohan.train.settings.adapter import FIELDS as ADAPTER_FIELDS
 from lohan.train.settings.adapter import HELP as ADAPTER_HELP
-from lohan.train.settings.arguments import REFUSED_ARGUMENTS
+from lohan.train.settings.arguments import HAVE_NO_EFFECT, REFUSED_ARGUMENTS
 from lohan.train.settings.config import LOHAN_DEFAULTS, OWN_HELP, argument_fields
 from lohan.train.settings.offload import SETTINGS as OFFLOAD
 from lohan.train.settings.tasks import TASKS
@@ -124,6 +124,9 @@ def _refused_part() -> str:
         "|---|---|",
     ]
     lines += [f"| `{name}` | {_cell(why)} |" for name, why in REFUSED_ARGUMENTS.items()]
+    lines += ["", "These may be set, with a warning, and have no effect.", ""]
+    lines += ["| key | what happens instead |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(what)} |" for name, what in HAVE_NO_EFFECT.items()]
     return "\n".join(lines) + "\n"
 
 

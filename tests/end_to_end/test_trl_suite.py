@@ -30,7 +30,7 @@ def test_train(tmp_path):
 
 
 def test_refused(tmp_path):
-    made(tmp_path, save_only_model=True)
+    made(tmp_path, ignore_data_skip=True)
 
 
 def test_fails_on_both():
@@ -95,7 +95,7 @@ def test_both_sides_are_counted_and_what_is_worse_is_named(tmp_path: pathlib.Pat
     both = {"trainer": 0, "passed": 0, "refused": 0, "failed": 1, "skipped": 0}
     assert counts["plain"] == {**both, "trainer": 2, "passed": 2}, ran.stdout
     assert counts["ours"] == {**both, "trainer": 1, "passed": 1, "refused": 1}, ran.stdout
-    named = "refused: test_reward_trainer.py::test_refused: ConfigError: save_only_model is not"
+    named = "refused: test_reward_trainer.py::test_refused: ConfigError: ignore_data_skip is not"
     assert named in ran.stdout
 
 

@@ -31,6 +31,7 @@ from support.trainer_engines import attach_small
 ROWS = tiny_chat.conversations(12)
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")
 LORA = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}
+PROMPTS = {"num_virtual_tokens": 3, "task_type": "CAUSAL_LM"}
 KINDS: dict[str, Callable[[], peft.PeftConfig]] = {
     "lora": lambda: peft.LoraConfig(**LORA, target_modules="all-linear"),
     "dora": lambda: peft.LoraConfig(**LORA, use_dora=True),
@@ -39,7 +40,14 @@ KINDS: dict[str, Callable[[], peft.PeftConfig]] = {
         **LORA, use_rslora=True, lora_dropout=0.1, target_modules=["embed_tokens", "v_proj"]
     ),
     "ia3": lambda: peft.IA3Config(task_type="CAUSAL_LM"),
+    "prompts": lambda: peft.PromptTuningConfig(**PROMPTS, prompt_tuning_init="RANDOM"),
+    "prefix": lambda: peft.PrefixTuningConfig(**PROMPTS),
+    "prefix by a network": lambda: peft.PrefixTuningConfig(
+        **PROMPTS, prefix_projection=True, encoder_hidden_size=8
+    ),
+    "p-tuning": lambda: peft.PromptEncoderConfig(**PROMPTS, encoder_hidden_size=8),
 }
+PROMPT_KINDS = ("prompts", "prefix", "prefix by a network", "p-tuning")
 some_kinds = pytest.mark.parametrize(
     "kind", [k if k == "lora" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
 )
@@ -68,14 +76,17 @@ def in_memory(out: pathlib.Path, kind: str, **changes: Any) -> trl.SFTTrainer:
     """TRL's own, with adapters in what the base computes in and an AdamW that keeps masters."""
     made = trl.SFTTrainer(
         tiny_chat.model(tie_word_embeddings=False),
-        settings(out, bf16=False, **changes),
+        # PEFT's cache of a prefix grows once more where a layer runs again.
+        settings(out, bf16=False, gradient_checkpointing="prefix" not in kind, **changes),
         peft_config=KINDS[kind](),
         **tables(),
     )
+    made.optimizer = trl_runs.master_optimizer(made)
     for parameter in made.model.parameters():
+        if parameter.requires_grad:  # PEFT draws prompts in fp32, which masters begin with
+            made.optimizer.begin_with(parameter, parameter.detach().float())
         parameter.data = parameter.data.to(torch.bfloat16)
     made.model.forward = convert_outputs_to_fp32(made.model.forward)
-    made.optimizer = trl_runs.master_optimizer(made)
     return made
 
 
@@ -233,6 +244,48 @@ def test_a_run_by_name_is_stopped_resumed_saved_and_merged(
     assert not any("norm" in name for name in changed)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["p-tuning", *(pytest.param(k, marks=pytest.mark.slow) for k in PROMPT_KINDS[:3])],
+)
+def test_prompts_by_name_are_stopped_resumed_and_saved_as_peft_saves_them(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
+    tiny_chat.save_model(tmp_path / "model", tie_word_embeddings=False)
+    whole = named(tmp_path, "whole", kind)
+    whole.train()
+    drawn = in_memory(tmp_path / "plain", kind, max_steps=4, eval_strategy="no")
+    drawn.train()
+    assert losses(whole) == losses(drawn)
+    whole.save_model()
+    masters = dict(whole.engine.weights(are_frozen_wanted=False))
+    whole.close()
+    # PEFT's own file of the same adapter in fp32.
+    for name, parameter in trained(drawn.model).items():
+        parameter.data = masters[name]
+    expected = peft.get_peft_model_state_dict(drawn.model.eval())
+    assert same(adapter_in(tmp_path / "whole"), expected)
+
+    stopped = named(tmp_path, "stopped", kind)
+    stopped.add_callback(_StopAfter(2))
+    stopped.train()
+    stopped.close()
+    resumed = named(tmp_path, "stopped", kind)
+    resumed.train(resume_from_checkpoint=True)
+    resumed.save_model()
+    resumed.close()
+    assert same(adapter_in(tmp_path / "stopped"), expected)
+    run = find_run(str(tmp_path / "whole"))
+    export_run(run, tmp_path / "adapter")
+    assert same(adapter_in(tmp_path / "adapter"), expected)
+    loaded = on_base(tmp_path, tmp_path / "adapter")
+    assert torch.equal(
+        loaded.prompt_encoder["default"].embedding.weight, expected["prompt_embeddings"]
+    )
+    with pytest.raises(ConfigError, match="it is prompts"):
+        export_run(run, tmp_path / "not", should_merge_adapter=True)
+
+
 class _StopAfter(transformers.TrainerCallback):
     def __init__(self, step: int) -> None:
         self._step = step
@@ -305,7 +358,13 @@ def test_a_step_writes_the_states_of_the_adapter_and_reads_the_base_once_per_pas
 
 
 REFUSED = {
-    "PROMPT_TUNING": lambda: peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+    "prompt_tuning_init=TEXT": lambda: peft.PromptTuningConfig(
+        **PROMPTS,
+        prompt_tuning_init="TEXT",
+        prompt_tuning_init_text="a",
+        tokenizer_name_or_path="a",
+    ),
+    "task_type=SEQ_CLS": lambda: peft.PromptTuningConfig(num_virtual_tokens=3, task_type="SEQ_CLS"),
     "LOHA": lambda: peft.LoHaConfig(task_type="CAUSAL_LM"),
     "layer_replication": lambda: peft.LoraConfig(**LORA, layer_replication=[(0, 2), (1, 2)]),
     "target_parameters": lambda: peft.LoraConfig(**LORA, target_parameters=["q_proj.weight"]),

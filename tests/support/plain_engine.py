@@ -247,6 +247,11 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self._first: dict[torch.Tensor, torch.Tensor] = {}
+
+    def begin_with(self, parameter: torch.Tensor, first: torch.Tensor) -> None:
+        """Its first master, where the parameter does not have all bits of it."""
+        self._first[parameter] = first
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -263,7 +268,8 @@ class MasterAdamW(torch.optim.Optimizer):
                     continue
                 state = self.state[parameter]
                 if not state:
-                    state["master"] = parameter.detach().float().view(-1)
+                    first = self._first.pop(parameter, parameter.detach().float())
+                    state["master"] = first.reshape(-1).clone()
                     state["m"] = torch.zeros_like(state["master"])
                     state["v"] = torch.zeros_like(state["master"])
                     state["step"] = 0

@@ -19,6 +19,13 @@ from lohan.errors import ConfigError, LohanError
 from lohan.ssd.engines.storage_errors import storage_errors
 from lohan.ssd.runs.partial_directory import partial_directory
 from lohan.train.adapters.kinds import adapter_of
+from lohan.train.adapters.prompts import (
+    PROMPTS,
+    are_of_prompts,
+    encoder_names,
+    has_prompts,
+    prompts_of,
+)
 from lohan.train.weights import meta_model
 from lohan.train.weights.check_export import ModelDirectoryReport, look_at_values
 from lohan.train.weights.checkpoint_files import shown
@@ -64,13 +71,17 @@ def _base_name(model: Any, config: Any) -> str | None:
 def saved_names(model: Any, *, is_named: bool) -> dict[str, str]:
     """Names in an adapter's file, each with the name the tensor is trained under.
 
+    Of prompts they are those of the network that computes what is in the file.
+
     Args:
         is_named: whether the base is a model on disk as it is there. Of others PEFT finds out
             whether its embeddings have grown, and then saves them too.
     """
     from peft import get_peft_model_state_dict
 
-    adapter, _ = adapter_of(model)
+    adapter, config = adapter_of(model)
+    if has_prompts(config):
+        return encoder_names(model, adapter)
     aliases = meta_model.aliases(model)
     parts = {name: torch.empty(0, device="meta") for name in aliases}
     with warnings.catch_warnings():
@@ -112,6 +123,11 @@ def export_adapter(
     out = Path(os.path.realpath(out))
     is_merge = should_merge and out.is_dir()
     refuse_taken(out, should_merge=should_merge)
+    if are_of_prompts(names):
+        of_network = {name: one for name, one in tensors if name in names.values()}
+        prompts = prompts_of(names, of_network, fields)
+        names, tensors = {PROMPTS: PROMPTS}, [(PROMPTS, prompts)]
+        shapes = {PROMPTS: tuple(prompts.shape)}
     content = [(saved, torch.float32, shapes[name]) for saved, name in names.items()]
     with partial_directory(out, is_merge) as partial:
         writer = ShardWriter(partial / WEIGHTS_NAME, content)

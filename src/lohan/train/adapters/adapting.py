@@ -20,6 +20,7 @@ from torch import nn
 
 from lohan.train.adapters.adapter_files import config_fields, export_adapter, saved_names
 from lohan.train.adapters.kinds import adapter_of, is_adapted, refuse_unexpected, refuse_untaken
+from lohan.train.adapters.prompts import has_prompts, keep_prefixes
 from lohan.train.weights.check_export import ModelDirectoryReport
 
 ADAPTER = "adapter"
@@ -64,6 +65,8 @@ class Adapting:
         if not is_adapted(model):
             return
         self._model = model
+        if has_prompts(adapter_of(model)[1]):
+            keep_prefixes(model)
         if self._is_named:
             assert self._hollow is not None, "parameters are given by name, wherever they stood"
             self._names = self._hollow.finish(model, adapter_of(model)[0])

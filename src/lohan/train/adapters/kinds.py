@@ -1,7 +1,7 @@
 """Which adapters can be trained here, and what is refused before anything is written.
 
-Owns the list. LoRA (also rank-stabilised and DoRA) and IA3 are compared with TRL in memory to the
-bit by the tests; what is not compared is refused by its name. Called by the trainers.
+Owns the list. LoRA (also rank-stabilised and DoRA), IA3 and prompts are compared with TRL in memory
+to the bit by the tests; what is not compared is refused by its name. Called by the trainers.
 """
 
 import dataclasses
@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from lohan.errors import ConfigError
+from lohan.train.adapters.prompts import PROMPT_KINDS, has_prompts
 
 QUANTIZED_BASE = (
     "weights are kept and read in 16 bits, as they compute; a quantized base would be another model"
 )
-_TAKEN = ("LORA", "IA3")
+_TAKEN = ("LORA", "IA3", *PROMPT_KINDS)
 # Of LoraConfig: what changes the base or its forward in ways that are not compared.
 _NOT_COMPARED = ("layer_replication", "trainable_token_indices", "target_parameters")
 _COMPARED_VARIANTS = ("use_dora",)
@@ -45,7 +46,9 @@ def refuse_untaken(config: Any, *, has_values: bool) -> None:
     """
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     if kind not in _TAKEN:
-        raise _refusal(f"an adapter of the kind {kind}", f"{' and '.join(_TAKEN)} are")
+        raise _refusal(f"an adapter of the kind {kind}", f"{', '.join(_TAKEN)} are")
+    if has_prompts(config):
+        _refuse_prompts(config, has_values=has_values)
     if kind != "LORA":
         return
     variants = [field.name for field in dataclasses.fields(config) if _is_variant(field)]
@@ -55,9 +58,33 @@ def refuse_untaken(config: Any, *, has_values: bool) -> None:
     first = config.init_lora_weights
     if has_values or (first in _DRAWN and not config.use_dora):
         return
-    name = "use_dora" if config.use_dora else f"init_lora_weights={first!r}"
-    raise ConfigError(
-        f"{name} is not supported for a model that is given by its name",
+    raise _needs_values("use_dora" if config.use_dora else f"init_lora_weights={first!r}")
+
+
+def refuse_prompts_in_pairs(model: Any, peft_config: Any, trainer: str) -> None:
+    """Refuse prompts where a loss takes its tokens by their places, which prompts move.
+
+    Raises:
+        ConfigError: the adapter is one.
+    """
+    configs = [*(model.peft_config.values() if is_adapted(model) else ()), peft_config]
+    if any(getattr(one, "is_prompt_learning", False) for one in configs):
+        raise _refusal(f"prompts in {trainer}", "LoRA, rsLoRA, DoRA and IA3 are")
+
+
+def _refuse_prompts(config: Any, *, has_values: bool) -> None:
+    task = str(getattr(config.task_type, "value", config.task_type))
+    if task != "CAUSAL_LM":
+        raise _refusal(f"task_type={task} of {type(config).__name__}", "CAUSAL_LM is")
+    first = getattr(config, "prompt_tuning_init", "RANDOM")
+    first = str(getattr(first, "value", first))
+    if first != "RANDOM" and not has_values:
+        raise _needs_values(f"prompt_tuning_init={first}")
+
+
+def _needs_values(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} is not supported for a model that is given by its name",
         why="its first values follow from the base's weights, which are not loaded",
         remedy="load the model, make it PEFT's with get_peft_model and pass that; or leave it out",
     )

@@ -12,6 +12,7 @@ from torch import nn
 
 from lohan.errors import ConfigError
 from lohan.train.adapters.kinds import adapter_of
+from lohan.train.adapters.prompts import has_prompts
 from lohan.train.weights.checkpoint_files import shown
 from lohan.train.weights.meta_model import explained
 
@@ -38,6 +39,8 @@ def adapted_skeleton(model: nn.Module, fields: Mapping[str, Any]) -> Any:
         given = {**fields, "inference_mode": False, "base_model_name_or_path": None}
         if "init_lora_weights" in given:
             given["init_lora_weights"] = True  # what values it began with is of no account here
+        if "prompt_tuning_init" in given:
+            given["prompt_tuning_init"] = "RANDOM"
         config = PeftConfig.from_peft_type(**given)
         return get_peft_model(model, config, low_cpu_mem_usage=True)
 
@@ -52,6 +55,13 @@ def refuse_unmergeable(model: Any, wanted: Iterable[str]) -> None:
     Raises:
         ConfigError: a merged weight is tied to another one, or was trained apart from it.
     """
+    _, config = adapter_of(model)
+    if has_prompts(config):
+        raise ConfigError(
+            "the adapter cannot be merged: it is prompts, which come before the tokens of a row",
+            why="no weight of the base has a place for them",
+            remedy="leave --merged out and load the adapter on top of its base",
+        )
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

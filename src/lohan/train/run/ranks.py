@@ -5,6 +5,7 @@ one rank is told (a signal) or finds (an error) holds for all. Mixed into the tr
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -22,9 +23,10 @@ class RanksMixin(_SomeTrainer):  # type: ignore[misc]
     _written_elsewhere_bytes = 0
     """By other ranks of this run, as they last told."""
 
-    @property
+    @functools.cached_property
     def is_first(self) -> bool:
-        """Whether this process writes files and speaks to people."""
+        """Whether this process writes files and speaks to people; asked of accelerate once, whose
+        state may be reset before the trainer is closed."""
         return bool(self.args.process_index == 0)
 
     @property

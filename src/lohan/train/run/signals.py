@@ -88,7 +88,9 @@ def stop_on_signals(*, is_at_once: bool) -> Iterator[StopRequest]:
         yield request
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # Not where a callback has put back what it found before us.
+            if signal.getsignal(number) in (remember, signal.SIG_IGN):
+                signal.signal(number, handler)
 
 
 def leave(request: StopRequest) -> None:

@@ -2,7 +2,7 @@
 
 Owns what is refused with its reason (`refuse_unsupported`), what is not valid (`refuse_impossible`;
 transformers finds such values late, in the middle of its loop, or takes them), and what has no
-effect because the planner decides it (`without_effect`). Trainers and commands ask here.
+effect because planner or seals decide it (`switch_off`). Trainers and commands ask here.
 """
 
 import sys
@@ -14,21 +14,25 @@ from lohan.train.settings.config import TrainConfig
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 _HUB_STRATEGIES = ("end", "every_save")
 _ENGINE_MOVES = "the engine moves weights itself: something else must not"
-_IN_COMPUTE_FORMAT = "weights are in their compute format already"
 REFUSED_ARGUMENTS = {
     "fsdp": _ENGINE_MOVES,
     "deepspeed": _ENGINE_MOVES,
     "parallelism_config": "one process runs a step on one machine",
     "torch_compile": "a compiled graph holds on to weights that are not there all the time",
     "use_liger_kernel": "it replaces the forward of layers the engine drives",
-    "auto_find_batch_size": "the plan says before the first step what fits; ask `lohan plan`",
-    "enable_jit_checkpoint": "SIGTERM already seals and stops",
-    "bf16_full_eval": _IN_COMPUTE_FORMAT,
-    "fp16_full_eval": _IN_COMPUTE_FORMAT,
     "optim_args": "they are of another optimizer than AdamW",
-    "save_only_model": "a seal always holds the whole state and costs almost nothing",
     "ignore_data_skip": "a resumed run would see other rows than one that was never stopped",
 }
+_IN_COMPUTE_FORMAT = "weights are in their compute format already"
+_SIGNALS = "enable_jit_checkpoint"
+HAVE_NO_EFFECT = {
+    "auto_find_batch_size": "the plan says before the first step what fits, and nothing else runs",
+    "bf16_full_eval": _IN_COMPUTE_FORMAT,
+    "fp16_full_eval": _IN_COMPUTE_FORMAT,
+    _SIGNALS: "SIGTERM seals and stops a run always",
+    "save_only_model": "a seal holds the states, and no model: offload.save_model_steps keeps some",
+}
+"""Switches that a script may have on, each with what happens instead."""
 # By argument: the least value, and whether that value itself is allowed.
 _LEAST: dict[str, tuple[int, bool]] = {
     "per_device_train_batch_size": (1, True),
@@ -228,13 +232,20 @@ def _refusal(name: str, why: str) -> ConfigError:
     return ConfigError(f"{name} is not supported", why=why, remedy="leave it out")
 
 
-def without_effect(args: Any) -> list[str]:
-    """One sentence for each argument that was set and does nothing here."""
+def switch_off(args: Any) -> list[str]:
+    """Switch off what does nothing here; one sentence for each argument that was set."""
     notes = []
+    for name, instead in HAVE_NO_EFFECT.items():
+        if getattr(args, name):
+            notes.append(f"{name}: {instead}")
+            # That of signals brings a callback, which finds them handled while a run trains.
+            setattr(args, name, name == _SIGNALS)
     if args.gradient_checkpointing_kwargs:
         notes.append("gradient_checkpointing_kwargs: the planner decides what is recomputed")
+    args.gradient_checkpointing, args.gradient_checkpointing_kwargs = False, None
     if getattr(args, "activation_offloading", False):
         notes.append("activation_offloading: the planner decides which activations are swapped")
+        args.activation_offloading = False
     if args.torch_empty_cache_steps is not None:
         notes.append("torch_empty_cache_steps: the engine owns the memory of the GPU")
     if args.push_to_hub and str(getattr(args.hub_strategy, "value", "")) == "every_save":

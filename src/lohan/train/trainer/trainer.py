@@ -28,7 +28,7 @@ from lohan.drive.weights.offloaded import note_used_gradients
 from lohan.errors import ConfigError, LohanWarning
 from lohan.model.inputs import is_known
 from lohan.train.adapters.adapting import Adapting
-from lohan.train.adapters.kinds import QUANTIZED_BASE, is_adapted
+from lohan.train.adapters.kinds import QUANTIZED_BASE, is_adapted, refuse_prompts_in_pairs
 from lohan.train.data.answer_marks import every_template_marked
 from lohan.train.run.out_folder import locked_folder
 from lohan.train.run.progress import teller
@@ -37,7 +37,7 @@ from lohan.train.settings.arguments import (
     refuse_broken_window,
     refuse_generating,
     refuse_unsupported,
-    without_effect,
+    switch_off,
 )
 from lohan.train.settings.offload import OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
@@ -121,6 +121,8 @@ class OffloadMixin(SavingMixin):
             model = make_named(self.source, args)
             tokenizer = templated(self.source, args, kwargs.get("processing_class"))
             kwargs["processing_class"] = tokenizer
+        if not self.is_loss_of_tokens:
+            refuse_prompts_in_pairs(model, kwargs.get("peft_config"), type(self).__name__)
         self.adapting = Adapting(model, kwargs.get("peft_config"), is_named=self.source is not None)
         self._prepare_saving()
         self.is_out_held = False
@@ -174,12 +176,8 @@ class OffloadMixin(SavingMixin):
     def create_accelerator_and_postprocess(self) -> None:
         """Keep accelerate from moving, wrapping or casting the model."""
         refuse_unsupported(self.args)
-        for note in without_effect(self.args):
+        for note in switch_off(self.args):
             warnings.warn(f"without effect: {note}", LohanWarning, stacklevel=2)
-        self.args.gradient_checkpointing = False
-        self.args.gradient_checkpointing_kwargs = None
-        if hasattr(self.args, "activation_offloading"):
-            self.args.activation_offloading = False
         # Weights are in their compute format; autocast would only add roundings.
         self.args.mixed_precision = "no"
         if self.model is not None:  # transformers says so
