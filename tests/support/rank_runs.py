@@ -319,13 +319,22 @@ def run_ranks(run: RankRun, directory: str) -> list[dict[str, Any]]:
         ]
 
 
-def fork_rank(run: RankRun, directory: str, rank: int, store: str, output: pathlib.Path) -> int:
-    """Start one rank; its process id."""
+def fork_rank(
+    run: RankRun,
+    directory: str,
+    rank: int,
+    store: str,
+    output: pathlib.Path,
+    *,
+    enter: Callable[[], None] = lambda: None,
+) -> int:
+    """Start one rank; its process id. `enter` is what it does first."""
     child = os.fork()
     if child:
         return child
     torch.set_num_threads(1)
     try:
+        enter()
         if run.device == accelerator.NAME:
             accelerator.load()
         if run.num_ranks > 1:

@@ -3,14 +3,18 @@
 Owns the launcher's settings and how its end is told. Called by `lohan train --gpus`.
 """
 
+import fcntl
 import logging
 import os
 import signal
+import socket
+import struct
 import sys
 import uuid
 
 from lohan.errors import ConfigError
 
+_SIOCGIFADDR = 0x8915
 _SECONDS_TO_SEAL = 3600
 """After a signal: how long ranks may take for the step they are in, and for its seal."""
 
@@ -18,6 +22,40 @@ _SECONDS_TO_SEAL = 3600
 def is_rank() -> bool:
     """Whether a launcher has started this process as one of several."""
     return "LOCAL_RANK" in os.environ
+
+
+def card_towards(host: str) -> tuple[str, str]:
+    """The network card by which this machine reaches a host, and its address there.
+
+    Gloo takes the card that the machine's own name stands for, which is often none that others
+    reach.
+
+    Raises:
+        ConfigError: there is no way to that host.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            address = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                wish = struct.pack("256s", name.encode())
+                try:
+                    told = fcntl.ioctl(probe, _SIOCGIFADDR, wish)
+                except OSError:
+                    continue  # a card without an address
+                if socket.inet_ntoa(told[20:24]) == address:
+                    return name, address
+    except OSError as error:
+        raise ConfigError(
+            f"{host} cannot be reached from this machine ({error})",
+            why="the ranks of all machines meet there",
+            remedy="give --rendezvous HOST:PORT of a machine that all of them reach",
+        ) from error
+    raise ConfigError(
+        f"no network card here has the address {address}, by which {host} is reached",
+        why="ranks talk to those of other machines through one",
+        remedy="name the card in GLOO_SOCKET_IFNAME",
+    )
 
 
 def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None = None) -> int:
@@ -30,7 +68,7 @@ def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None
         rendezvous: HOST:PORT of one of the machines, where all of them meet.
 
     Raises:
-        ConfigError: several machines, and no place where they meet.
+        ConfigError: several machines, and no place where they meet, or no way to it.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -42,6 +80,10 @@ def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None
             why="each of them starts its own ranks, which have to find each other",
             remedy="give the same --rendezvous HOST:PORT on all of them, of one of them",
         )
+    own_address = None
+    if num_machines > 1 and rendezvous is not None:
+        card, own_address = card_towards(rendezvous.rpartition(":")[0] or rendezvous)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
     # Each rank computes with its share of the cores, as torchrun and accelerate have it.
     num_cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num_here)))
@@ -55,6 +97,7 @@ def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None
         max_restarts=0,
         monitor_interval=0.2,
         shutdown_timeout=_SECONDS_TO_SEAL,
+        local_addr=own_address,
     )
     # What a rank failed with it says itself.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

@@ -12,6 +12,7 @@ into the store for what the others say, and its error names the ranks that faile
 import contextlib
 import datetime
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -29,8 +30,9 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 TIMEOUT_SECONDS = 600.0
 """How long a rank waits for another one, unless told."""
-_MEASURED_BYTES = 32 * MIB
-"""That a rank has after a measurement of the link."""
+_LEAST_MEASURED_BYTES, _MOST_MEASURED_BYTES = MIB // 4, 32 * MIB
+"""That a rank has after a measurement of the link: more while it takes less than this long."""
+_MEASURED_SECONDS = 0.1
 _NUM_MEASURED = 3
 _ROLL_CALL_SECONDS = 5.0
 """How long the others then have to say what happened to them."""
@@ -209,27 +211,34 @@ class Peers:
         """What a rank gets from the others per second, as measured by all of them; None: alone."""
         if self.num_ranks == 1:
             return None
-        own = torch.zeros(_MEASURED_BYTES // self.num_ranks, dtype=torch.uint8, device="cpu")
+        nbytes = _LEAST_MEASURED_BYTES
+        while nbytes < _MOST_MEASURED_BYTES:
+            seconds, _ = self._sent_and_got(nbytes)
+            # All ranks have to do the same next.
+            if max(self.share(seconds, what="a measurement")) > _MEASURED_SECONDS:
+                break
+            nbytes *= 4
+        measured = [self._sent_and_got(nbytes) for _ in range(_NUM_MEASURED)]
+        return max(got_bytes / seconds for seconds, got_bytes in measured)
+
+    def _sent_and_got(self, nbytes: int) -> tuple[float, float]:
+        """Seconds that both collectives take together, and the bytes that come."""
+        own = torch.zeros(nbytes // self.num_ranks, dtype=torch.uint8, device="cpu")
         whole = own.new_empty(self.num_ranks * own.nbytes)
         arrived = own.new_empty(own.nbytes // self.num_ranks * self.num_ranks)
-        sent = own[: arrived.nbytes]
-        seconds = []
-        for _ in range(_NUM_MEASURED):
-            self.share(None, what="the begin of a measurement")
-            started = time.perf_counter()
-            self._met("a measurement", lambda: _all_gather(whole, own, group=self._words))
-            self._met(
-                "a measurement", lambda: dist.all_to_all_single(arrived, sent, group=self._words)
-            )
-            seconds.append(time.perf_counter() - started)
-        nbytes = (own.nbytes + arrived.nbytes / self.num_ranks) * (self.num_ranks - 1)
-        return float(nbytes / min(seconds))
+        sent, what = own[: arrived.nbytes], "a measurement"
+        self.share(None, what="the begin of a measurement")
+        started = time.perf_counter()
+        self._met(what, lambda: _all_gather(whole, own, group=self._words))
+        self._met(what, lambda: dist.all_to_all_single(arrived, sent, group=self._words))
+        seconds = time.perf_counter() - started
+        return seconds, (own.nbytes + arrived.nbytes / self.num_ranks) * (self.num_ranks - 1)
 
     # Failure -----------------------------------------------------------------------------------
 
     def tell_failure(self, error: BaseException) -> None:
         """This rank goes no further. Runs on: any thread; only the first time counts."""
-        self._speak(f"failed with {type(error).__name__}: {error}")
+        _in_time(lambda: self._speak(f"failed with {type(error).__name__}: {error}"))
 
     @contextlib.contextmanager
     def told_of_failure(self) -> Iterator[None]:
@@ -257,8 +266,7 @@ class Peers:
             raise self._lost(what, time.monotonic() - started, error) from error
 
     def _lost(self, what: str, seconds: float, error: RuntimeError) -> RankLost:
-        self._speak(f"waited for {what}")
-        said = self._roll_call()
+        said = self._roll_call(f"waited for {what}")
         failed = [f"rank {rank} {words}" for rank, words in said.items() if "failed" in words]
         silent = [rank for rank in range(self.num_ranks) if rank not in said]
         found = failed + [f"rank {rank} does not answer" for rank in silent]
@@ -274,27 +282,38 @@ class Peers:
         if self._store is None or self._has_spoken:
             return
         self._has_spoken = True
-        # Gone with the rank that kept it, the store can tell nobody.
-        with contextlib.suppress(RuntimeError):
-            self._store.set(self._key(self.rank), words)
+        self._store.set(self._key(self.rank), words)
 
-    def _roll_call(self) -> dict[int, str]:
+    def _roll_call(self, words: str) -> dict[int, str]:
         """What ranks say has become of them, by rank. Blocks until all have, or for some time."""
-        said: dict[int, str] = {}
-        deadline = time.monotonic() + _ROLL_CALL_SECONDS
-        while len(said) < self.num_ranks and time.monotonic() < deadline:
-            try:
+        said = {self.rank: "is here"}
+
+        def ask() -> None:
+            self._speak(words)
+            while len(said) < self.num_ranks:
                 for rank in range(self.num_ranks):
                     if rank not in said and self._store.check([self._key(rank)]):
                         said[rank] = self._store.get(self._key(rank)).decode()
-            except RuntimeError:
-                break  # kept by a rank that is gone
-            time.sleep(0.05)
-        said.setdefault(self.rank, "is here")
-        return said
+                time.sleep(0.05)
+
+        _in_time(ask)
+        return dict(said)
 
     def _key(self, rank: int) -> str:
         return f"lohan/ended/{self._ranks[rank]}"
+
+
+def _in_time(ask: Callable[[], None]) -> None:
+    """Talk to the store, which may be lost too: with the rank that kept it, or behind a link that
+    is cut, where its client waits for minutes and cannot be told not to."""
+
+    def asked() -> None:
+        with contextlib.suppress(RuntimeError):
+            ask()
+
+    thread = threading.Thread(target=asked, name="lohan ranks asked", daemon=True)
+    thread.start()
+    thread.join(_ROLL_CALL_SECONDS)
 
 
 @contextlib.contextmanager
