@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from typing import Protocol
 
 from lohan.device.device import closed_error
 from lohan.device.memory import Span
@@ -29,25 +28,15 @@ _SHORTEST_SLEEP_SECONDS = 2e-4  # sleeping costs about this much: shorter delays
 _LONGEST_WAIT_SECONDS = 3600.0  # beyond some years, the system call refuses the number
 
 
-class Clock(Protocol):
-    """Something to read the time from and to sleep by."""
+class Clock:
+    """The machine's clock; tests have others, with the same methods."""
 
     def now_seconds(self) -> float:
         """Return seconds since some fixed moment; never goes back."""
-
-    def sleep_until(self, deadline_seconds: float, stop: threading.Event) -> None:
-        """Block until the deadline, or until `stop` is set. Safe from several threads at once."""
-
-
-class RealClock:
-    """The machine's clock."""
-
-    def now_seconds(self) -> float:
-        """Return the monotonic time."""
         return time.monotonic()
 
     def sleep_until(self, deadline_seconds: float, stop: threading.Event) -> None:
-        """Block until the deadline, or until `stop` is set."""
+        """Block until the deadline, or until `stop` is set. Safe from several threads at once."""
         while (left_seconds := deadline_seconds - time.monotonic()) > 0:
             if stop.wait(min(left_seconds, _LONGEST_WAIT_SECONDS)):
                 return

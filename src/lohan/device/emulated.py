@@ -18,7 +18,6 @@ from lohan.device.copy_lane import (
     CopyEvent,
     CopyLane,
     EmulatedEvent,
-    RealClock,
     poison,
 )
 from lohan.device.cpu import HostDevice
@@ -108,7 +107,7 @@ class EmulatedDevice(HostDevice):
         """
         super().__init__("emulated", reason, memory_bytes)
         self.rates = rates or EmulatedRates()
-        self._clock = clock or RealClock()
+        self._clock = clock or Clock()
         self._book = StorageBook(self._ledger)
         self._compute = _ComputeQueue(self._clock, self.rates)
         self._slots: dict[int, DeviceMemory] = {}

@@ -213,7 +213,6 @@ class MemoryLedger:
         with self._lock:
             self._check(nbytes, "allocating")
             self._slots_bytes += nbytes
-            self._peak_bytes = max(self._peak_bytes, self._slots_bytes + self._compute_bytes)
 
     def return_slot(self, nbytes: int) -> None:
         """Undo `take_slot`."""
@@ -225,7 +224,6 @@ class MemoryLedger:
         with self._lock:
             self._check(nbytes, "computing a tensor of")
             self._compute_bytes += nbytes
-            self._peak_bytes = max(self._peak_bytes, self._slots_bytes + self._compute_bytes)
 
     def return_compute(self, nbytes: int) -> None:
         """Note that a tensor made by compute died. Never blocks."""
@@ -255,6 +253,7 @@ class MemoryLedger:
             self._compute_bytes -= self._returned_by_compute.popleft()
 
     def _check(self, nbytes: int, doing: str) -> None:
+        """Raise DoesNotFit where there is no room for so many more; else they count as in use."""
         self._book_returned()
         needed = self._slots_bytes + self._compute_bytes + nbytes
         if self._memory_bytes is not None and needed > self._memory_bytes:
@@ -265,6 +264,7 @@ class MemoryLedger:
                 f"copies, and {format_bytes(self._compute_bytes)} are held by tensors of compute",
                 remedy="raise the gpu budget, or use smaller micro-batches or shorter sequences",
             )
+        self._peak_bytes = max(self._peak_bytes, needed)
 
 
 def allocate_flat(nbytes: int, torch_device: torch.device, device_name: str) -> torch.Tensor:

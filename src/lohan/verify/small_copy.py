@@ -89,14 +89,8 @@ def make_small_copy(model: str, *, trust_remote_code: bool = False) -> SmallCopy
         ConfigError: there is no such model, or it cannot be scaled down.
         HardwareError: the hub cannot be reached.
     """
-    asked = _find_model(model, trust_remote_code=trust_remote_code)
     with torch.random.fork_rng(devices=[]):  # building draws values that are not used
-        if asked.known is not None:
-            copy = _paper_copy(asked.known)
-        elif asked.diffusers is not None:
-            copy = _diffusers_copy(asked.name, asked.diffusers)
-        else:
-            copy = _transformers_copy(asked, trust_remote_code)
+        copy = _copy_of(model, trust_remote_code)
     if copy.num_parameters > _MOST_PARAMETERS:
         raise ConfigError(
             f"{copy.architecture} cannot be scaled down",
@@ -107,11 +101,65 @@ def make_small_copy(model: str, *, trust_remote_code: bool = False) -> SmallCopy
     return copy
 
 
-def _transformers_copy(asked: "_AskedModel", trust_remote_code: bool) -> SmallCopy:
-    config = asked.transformers
-    assert config is not None
+def _copy_of(model: str, trust_remote_code: bool) -> SmallCopy:
+    """Find the configuration of a model and build the copy.
+
+    Raises:
+        ConfigError: nothing of that name is there, or it is no configuration.
+        HardwareError: the hub cannot be reached.
+    """
+    path = pathlib.Path(model).expanduser()
+    known = canonical_name(model)
+    if known is not None:
+        return _known_copy(known, trust_remote_code)
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        config = _read_transformers(path.parent, trust_remote_code, gguf_file=path.name)
+        return _transformers_copy(model, config, path.parent, trust_remote_code)
+    place = path if path.exists() and model.strip() else _from_hub(model)
+    file, settings = read_config(place, needs_type=not trust_remote_code)
+    name = model if not path.exists() else path.name or str(path)
+    if "_class_name" in settings:
+        return _diffusers_copy(name, settings)
+    source = file.parent if file.name == "config.json" else file
+    config = _read_transformers(source, trust_remote_code)
+    return _transformers_copy(name, config, source, trust_remote_code)
+
+
+def _known_copy(name: str, trust_remote_code: bool) -> SmallCopy:
+    if name not in PUBLIC_MODELS:
+        return _paper_copy(name)
+    public = PUBLIC_MODELS[name]
+    if public.model_type is None:
+        return _diffusers_copy(name, public.settings)
+    with explained(f"the known model {name} cannot be built", "install another transformers"):
+        import transformers
+
+        config = transformers.AutoConfig.for_model(public.model_type, **public.settings)
+    return _transformers_copy(name, config, pathlib.Path(), trust_remote_code)
+
+
+def _read_transformers(
+    place: pathlib.Path, trust_remote_code: bool, gguf_file: str | None = None
+) -> Any:
+    """A configuration object."""
+    with explained(
+        f"the configuration in {place} cannot be used",
+        "check it, and that this transformers knows the model; a model that brings its own code "
+        "needs --trust-remote-code",
+    ):
+        import transformers
+
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        if gguf_file is not None:
+            options["gguf_file"] = gguf_file
+        return transformers.AutoConfig.from_pretrained(str(place), **options)
+
+
+def _transformers_copy(
+    name: str, config: Any, directory: pathlib.Path, trust_remote_code: bool
+) -> SmallCopy:
     scaled = scale_transformers(config.to_dict())
-    kind = model_class(config, asked.directory, trust_remote_code=trust_remote_code)
+    kind = model_class(config, directory, trust_remote_code=trust_remote_code)
     with explained(
         f"{kind.__name__} cannot be scaled down",
         "write a config.json with smaller sizes by hand and give that",
@@ -124,7 +172,7 @@ def _transformers_copy(asked: "_AskedModel", trust_remote_code: bool) -> SmallCo
         model = source.make_model()
         make_batch = batches_for(model, DTYPE)
     return SmallCopy(
-        name=asked.name,
+        name=name,
         architecture=kind.__name__,
         changes=scaled.changes,
         num_parameters=_count(model),
@@ -228,72 +276,6 @@ def _value(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name.endswith("weight"):  # of a norm
             noise.add_(1.0)
     return noise.to(DTYPE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AskedModel:
-    """What was asked for. Exactly one of `known`, `diffusers` and `transformers` is set."""
-
-    name: str
-    directory: pathlib.Path
-    known: str | None = None
-    """A model of the paper, built from sizes alone."""
-    diffusers: dict[str, Any] | None = None
-    """Settings as in the file."""
-    transformers: Any | None = None
-    """A configuration object."""
-
-
-def _find_model(model: str, *, trust_remote_code: bool = False) -> "_AskedModel":
-    """Find the configuration of a model.
-
-    Raises:
-        ConfigError: nothing of that name is there, or it is no configuration.
-        HardwareError: the hub cannot be reached.
-    """
-    path = pathlib.Path(model).expanduser()
-    known = canonical_name(model)
-    if known is not None:
-        return _known(known)
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return _from_transformers(model, path.parent, trust_remote_code, gguf_file=path.name)
-    place = path if path.exists() and model.strip() else _from_hub(model)
-    file, settings = read_config(place, needs_type=not trust_remote_code)
-    name = model if not path.exists() else path.name or str(path)
-    if "_class_name" in settings:
-        return _AskedModel(name=name, directory=file.parent, diffusers=settings)
-    source = file.parent if file.name == "config.json" else file
-    return _from_transformers(name, source, trust_remote_code)
-
-
-def _known(name: str) -> "_AskedModel":
-    if name not in PUBLIC_MODELS:
-        return _AskedModel(name=name, directory=pathlib.Path(), known=name)
-    public = PUBLIC_MODELS[name]
-    if public.model_type is None:
-        return _AskedModel(name=name, directory=pathlib.Path(), diffusers=public.settings)
-    with explained(f"the known model {name} cannot be built", "install another transformers"):
-        import transformers
-
-        config = transformers.AutoConfig.for_model(public.model_type, **public.settings)
-    return _AskedModel(name=name, directory=pathlib.Path(), transformers=config)
-
-
-def _from_transformers(
-    name: str, place: pathlib.Path, trust_remote_code: bool, gguf_file: str | None = None
-) -> "_AskedModel":
-    with explained(
-        f"the configuration in {place} cannot be used",
-        "check it, and that this transformers knows the model; a model that brings its own code "
-        "needs --trust-remote-code",
-    ):
-        import transformers
-
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        if gguf_file is not None:
-            options["gguf_file"] = gguf_file
-        config = transformers.AutoConfig.from_pretrained(str(place), **options)
-    return _AskedModel(name=name, directory=place, transformers=config)
 
 
 def _from_hub(model: str) -> pathlib.Path:

@@ -90,7 +90,17 @@ class BufferPool:
         """
         if nbytes <= 0:
             raise bug(f"a buffer of {nbytes} bytes was asked of pool {self.name!r}")
-        memory = self._allocate_memory(nbytes)
+        try:
+            if nbytes > _MOST_BYTES:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            memory = _native.AlignedMemory(nbytes, True)
+        except OSError as error:
+            raise DoesNotFit(
+                f"pool {self.name!r} could not get {format_bytes(nbytes)} of RAM "
+                f"({error.strerror or error})",
+                why="the system has no memory left for it",
+                remedy="lower the RAM budget, or close what else uses memory",
+            ) from None
         with self._lock:
             self._refuse_if_closed()
             buffer = Buffer(self, memory, offset_bytes=0, nbytes=nbytes)
@@ -148,16 +158,3 @@ class BufferPool:
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
             raise bug(f"a lease was asked of pool {self.name!r} after it was closed")
-
-    def _allocate_memory(self, nbytes: int) -> _native.AlignedMemory:
-        try:
-            if nbytes > _MOST_BYTES:
-                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-            return _native.AlignedMemory(nbytes, True)
-        except OSError as error:
-            raise DoesNotFit(
-                f"pool {self.name!r} could not get {format_bytes(nbytes)} of RAM "
-                f"({error.strerror or error})",
-                why="the system has no memory left for it",
-                remedy="lower the RAM budget, or close what else uses memory",
-            ) from None
