@@ -1,7 +1,7 @@
 """A model to start from: its module without memory, and its weights as a stream.
 
 Owns opening and checking a source before anything is written, and the order tensors are read in.
-The files are read by `safetensors_stream`, names matched by `checkpoint_names`, the module built by
+The files are read by `safetensors_files`, names matched by `checkpoint_names`, the module built by
 `meta_model`. Called by trainers, `export_hf` and `check_export`.
 """
 

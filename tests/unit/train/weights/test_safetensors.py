@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -65,6 +65,7 @@ def test_what_the_package_writes_is_read(tmp_path: pathlib.Path) -> None:
         assert pieces == list(tensors[stored.name].view(-1))
 
 
+@settings(deadline=None)
 @given(
     shapes=st.lists(
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 5), max_size=3).map(tuple)),
