@@ -67,7 +67,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+QUICK = ("llama", "gpt2", "dit")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TINY_MODELS],
+)
 def test_a_remembered_trace_is_the_one_made_anew(
     name: str, runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,8 +202,15 @@ def test_families_of_image_models_are_equal(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama-3.1-8b", pytest.param("dit-10b", marks=pytest.mark.long)])
-def test_all_cases_are_equal(model: str) -> None:
-    fields = run_lohan("verify", model, "--json").fields
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("llama-3.1-8b", ["--steps", 3]),
+        pytest.param("llama-3.1-8b", [], marks=pytest.mark.long),
+        pytest.param("dit-10b", [], marks=pytest.mark.long),
+    ],
+)
+def test_all_cases_are_equal(model: str, words: list[object]) -> None:
+    fields = run_lohan("verify", model, *words, "--json").fields
     assert fields["is_equal"]
     assert len(fields["cases"]) == 20

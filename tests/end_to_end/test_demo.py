@@ -6,20 +6,26 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 
 import pytest
 
+from support.demo_program import PROGRAM
+from support.fork_server import run_forked
 from support.left_runs import held_elsewhere, leave_run
+from support.signalled import when
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROGRAM = ROOT / "examples" / "demo.py"
 ROWS = ROOT / "examples" / "data" / "lighthouse.jsonl"
 
 
-def run_demo(folder: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PROGRAM), "--random-model", "--out", str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
+def run_demo(
+    folder: pathlib.Path, *words: str, signalled: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Forked; output and errors are one."""
+    own = ["--random-model", "--out", str(folder), *words]
+    return run_forked("support.demo_program", own, env=signalled)
 
 
 def test_the_rows_of_the_demo_share_one_habit() -> None:
@@ -36,7 +42,7 @@ def test_the_rows_of_the_demo_share_one_habit() -> None:
 def test_the_demo_shows_plan_loss_answers_and_files(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "demo"
     done = run_demo(folder, "--max_steps", "4", "--device", "cpu")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
     for words in ("predicted", "step 4/", "the first 2 steps took", "before:", "after:"):
         assert words in done.stdout, words
     for name in ("model.safetensors", "_lohan/report.html", "_lohan/log.jsonl"):
@@ -48,7 +54,11 @@ def test_the_demo_shows_plan_loss_answers_and_files(tmp_path: pathlib.Path) -> N
 
 @pytest.mark.slow
 def test_a_wrong_argument_is_named_before_anything_else(tmp_path: pathlib.Path) -> None:
-    done = run_demo(tmp_path / "demo", "--learning_rat", "1")
+    """By the command itself."""
+    command = [sys.executable, PROGRAM, "--random-model", "--out", tmp_path / "demo"]
+    done = subprocess.run(
+        [*command, "--learning_rat", "1"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "learning_rat" in done.stderr
     assert "asking" not in done.stdout
@@ -60,21 +70,15 @@ def test_a_demo_that_was_killed_goes_on_and_one_killed_earlier_starts_anew(
 ) -> None:
     folder = tmp_path / "demo"
     words = ("--max_steps", "6", "--device", "cpu", "--save_steps", "1")
-    command = [sys.executable, str(PROGRAM), "--random-model", "--out", str(folder), *words]
     # As left by one that was killed while its weights went to SSD: states without a seal.
     (folder / "ssd").mkdir(parents=True)
     leave_run([folder / "ssd"], "unsealed", step=None)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-        assert killed.stdout is not None
-        for line in killed.stdout:
-            if line.startswith("step 3/"):
-                killed.kill()
-                break
-    assert killed.returncode == -signal.SIGKILL
+    killed = run_demo(folder, *words, signalled=when(["step 3/"], signal.SIGKILL))
+    assert killed.returncode == -signal.SIGKILL, killed.stdout
     assert not (folder / "ssd" / "lohan-unsealed").exists()
     run = (folder / "out" / "_lohan" / "run.json").read_text()
     done = run_demo(folder, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
     assert "going on with it" in done.stdout
     assert "step 1/" not in done.stdout
     assert "step 6/" in done.stdout

@@ -51,8 +51,17 @@ def test_the_least_gpu_budget_holds_every_step(model: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_micro_batches", [1, 4])
-@pytest.mark.parametrize("model", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    ("model", "num_micro_batches"),
+    [
+        ("llama", 4),
+        ("gpt2", 1),
+        ("gpt2", 4),
+        ("t5", 1),
+        pytest.param("llama", 1, marks=pytest.mark.long),
+        pytest.param("t5", 4, marks=pytest.mark.long),
+    ],
+)
 def test_every_gpu_budget_that_is_accepted_holds_every_step(
     model: str, num_micro_batches: int, tmp_path: Path
 ) -> None:
