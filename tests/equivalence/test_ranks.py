@@ -85,6 +85,22 @@ def test_a_missing_slice_and_ranks_that_do_not_divide_the_groups_are_refused(
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_unlike_the_first_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    unlike: dict[str, dict[str, Any]] = {
+        "model": {"freezes": True},
+        "settings": {"max_grad_norm": 1.0},
+        "options": {"groups": 4},
+        "versions": {"version": "9.9"},
+    }
+    run = RankRun(num_ranks=2, counts=[2])
+    runs = [replace(run, unlike=other) for other in unlike.values()]
+    for what, ranks in zip(unlike, found_by(*runs, directory=tmp_path), strict=True):
+        for rank in ranks:
+            assert f"rank 1 has another {what} than rank 0" in rank["error"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "hang"])
 def test_a_rank_that_is_gone_is_named_by_the_others(how: str, tmp_path: Path) -> None:
     fails = {"rank": 1, "step": 1, "how": how, "timeout_seconds": 3.0}

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from lohan.engine import ranks
 from lohan.engine.attach import attach_engine
 from lohan.engine.engine import Engine
 from lohan.engine.options import FirstStates, Options
@@ -149,6 +150,8 @@ class RankRun:
     device: str = "cpu"
     fails: dict[str, Any] = field(default_factory=dict)
     """`rank`, `step` and `how`: "raise", "exit", "hang"; `timeout_seconds` of all."""
+    unlike: dict[str, Any] = field(default_factory=dict)
+    """What the last rank has otherwise; `version`: of lohan."""
 
 
 def batch_of(model: str, seed: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
@@ -333,6 +336,11 @@ def fork_rank(
     if child:
         return child
     torch.set_num_threads(1)
+    unlike = dict(run.unlike) if rank == run.num_ranks - 1 else {}
+    if "version" in unlike:
+        told_version = unlike.pop("version")
+        setattr(ranks, "version", lambda _: told_version)  # noqa: B010 - of a fork only
+    run = replace(run, **unlike)
     try:
         enter()
         if run.device == accelerator.NAME:

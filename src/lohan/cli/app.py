@@ -62,7 +62,8 @@ def _as_told(error: Exception) -> LohanError | None:
     if isinstance(error, OSError):
         from lohan.ssd.engines.storage_errors import storage_error
 
-        if error.errno in (None, errno.EPIPE):  # of a network; of a reader that has enough
+        # Of a network, or of names of hosts; of a reader that has enough.
+        if error.errno is None or error.errno < 0 or error.errno == errno.EPIPE:
             return None
         path = str(error.filename or "standard output")
         return storage_error("a file cannot be used", error.errno, path=path)

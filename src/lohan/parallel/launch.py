@@ -3,13 +3,17 @@
 Owns the launcher's settings and how its end is told. Called by `lohan train --gpus`.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
+import pathlib
 import signal
 import socket
 import struct
 import sys
+import threading
+import time
 import uuid
 
 from lohan.errors import ConfigError
@@ -17,6 +21,10 @@ from lohan.errors import ConfigError
 _SIOCGIFADDR = 0x8915
 _SECONDS_TO_SEAL = 3600
 """After a signal: how long ranks may take for the step they are in, and for its seal."""
+
+
+_SECONDS_CUT_OFF = 30.0
+"""The launcher asks all the time how its ranks are: one that ended so long ago was not asked."""
 
 
 def is_rank() -> bool:
@@ -80,10 +88,14 @@ def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None
             why="each of them starts its own ranks, which have to find each other",
             remedy="give the same --rendezvous HOST:PORT on all of them, of one of them",
         )
-    own_address = None
+    own_address, meeting = None, {}
     if num_machines > 1 and rendezvous is not None:
-        card, own_address = card_towards(rendezvous.rpartition(":")[0] or rendezvous)
+        host = rendezvous.rpartition(":")[0] or rendezvous
+        card, own_address = card_towards(host)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
+        if not own_address.startswith("127."):
+            # Else guessed by the machine's own name, which need not stand for this address.
+            meeting["is_host"] = socket.gethostbyname(host) == own_address
     # Each rank computes with its share of the cores, as torchrun and accelerate have it.
     num_cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num_here)))
@@ -94,6 +106,7 @@ def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None
         run_id=f"lohan-{rendezvous}" if rendezvous else str(uuid.uuid4()),
         rdzv_backend="c10d",
         rdzv_endpoint=rendezvous or "localhost:0",
+        rdzv_configs=meeting,
         max_restarts=0,
         monitor_interval=0.2,
         shutdown_timeout=_SECONDS_TO_SEAL,
@@ -101,6 +114,8 @@ def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None
     )
     # What a rank failed with it says itself.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    if num_machines > 1:
+        threading.Thread(target=_end_when_cut_off, name="lohan launcher", daemon=True).start()
     try:
         elastic_launch(settings, sys.executable)(*sys.argv)
     except ChildFailedError as error:
@@ -112,3 +127,27 @@ def launch_ranks(num_here: int, *, num_machines: int = 1, rendezvous: str | None
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
     return 0
+
+
+def _end_when_cut_off() -> None:
+    """End this process if its launcher hangs: it asks the other machines all the time, and where
+    the link to them is cut it waits for minutes, and sees no rank end. Runs on: its own thread."""
+    since: float | None = None
+    while since is None or time.monotonic() < since + _SECONDS_CUT_OFF:
+        time.sleep(1.0)
+        since = (since or time.monotonic()) if _has_ended_rank() else None
+    sys.stderr.write("a rank has ended, and the other machines do not answer\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _has_ended_rank() -> bool:
+    """Whether a child of this process has ended and nobody has asked how."""
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children = pathlib.Path(f"/proc/self/task/{task}/children").read_text().split()
+            for child in children:
+                told = pathlib.Path(f"/proc/{child}/stat").read_text()
+                if told.rpartition(")")[2].split()[0] == "Z":
+                    return True
+    return False

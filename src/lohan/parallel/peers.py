@@ -287,10 +287,12 @@ class Peers:
     def _roll_call(self, words: str) -> dict[int, str]:
         """What ranks say has become of them, by rank. Blocks until all have, or for some time."""
         said = {self.rank: "is here"}
+        deadline = time.monotonic() + _ROLL_CALL_SECONDS
 
         def ask() -> None:
             self._speak(words)
-            while len(said) < self.num_ranks:
+            # It must have ended when the process does: inside the store, that would abort it.
+            while len(said) < self.num_ranks and time.monotonic() < deadline:
                 for rank in range(self.num_ranks):
                     if rank not in said and self._store.check([self._key(rank)]):
                         said[rank] = self._store.get(self._key(rank)).decode()

@@ -5,9 +5,12 @@ one rank is told (a signal) or finds (an error) holds for all. Mixed into the tr
 """
 
 import contextlib
+import datetime
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+
+import torch.distributed as dist
 
 from lohan.parallel.peers import Peers
 
@@ -36,6 +39,10 @@ class RanksMixin(_SomeTrainer):  # type: ignore[misc]
             alone = self.args.world_size == 1
             timeout_seconds = float(self.args.ddp_timeout)
             self._peers = Peers() if alone else Peers.join(timeout_seconds=timeout_seconds)
+            if not alone:
+                # TRL gathers figures by the default group, which on a CPU was made without it.
+                timeout = datetime.timedelta(seconds=timeout_seconds)
+                dist.distributed_c10d._set_pg_timeout(timeout)
         return self._peers
 
     def by_first(self, do: Callable[[], T], what: str) -> T:
