@@ -197,6 +197,8 @@ def _start(
         ledger=setup.draws,
         captures=setup.captures,
         enter_thread=device.compute,
+        loss_head=setup.loss_head,
+        loss_chunks=plan.loss_chunks,
     )
     return RunningPlan(
         planned=planned,

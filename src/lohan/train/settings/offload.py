@@ -39,6 +39,8 @@ class OffloadConfig:
     """Optimizer steps between models that stay in OUT/checkpoint-N; None keeps none."""
     reduction_groups: int | None = None
     """Groups that a step's micro-batches are dealt to; None: one per rank."""
+    should_chunk_loss: bool = False
+    """Whether the loss may be computed in chunks, without logits as a whole."""
     is_tracing: bool = False
     """Whether the lanes are recorded, for OUT/_lohan/trace.json and the report."""
 
@@ -65,11 +67,15 @@ HELP: dict[str, str] = {
     "reduction_groups": "Groups that a step's micro-batches are dealt to, whose gradients are "
     "added in fp32. Results depend on this number and not on that of ranks (docs/ranks.md). Left "
     "out: one per rank, or as the run was started with.",
+    "chunked_loss": "Compute the loss of a language model in chunks where its logits would need "
+    "most of the GPU's memory. Equal bits on the processor; on a GPU last bits may differ. Left "
+    "out: logits as a whole.",
     "trace": "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the "
     "report.",
 }
 NAMES = tuple(HELP)
 FIELDS = {name: name for name in NAMES} | {
+    "chunked_loss": "should_chunk_loss",
     "trace": "is_tracing",
     "ssd_rated_tbw": "ssd_rated_bytes",
 }
@@ -121,7 +127,8 @@ def read_offload(found: Mapping[str, Any] | OffloadConfig, *, where: str) -> Off
         save_model_steps=_count(found, "save_model_steps", where, "optimizer steps"),
         reduction_groups=_count(found, "reduction_groups", where, "reduction groups"),
         ssd_rated_bytes=read_lives(found.get("ssd_rated_tbw"), f"{where}.ssd_rated_tbw"),
-        is_tracing=_truth(found.get("trace"), f"{where}.trace"),
+        should_chunk_loss=truth(found.get("chunked_loss"), f"{where}.chunked_loss"),
+        is_tracing=truth(found.get("trace"), f"{where}.trace"),
         **values,
     )
 
@@ -200,7 +207,8 @@ def _count(block: Mapping[str, Any], key: str, where: str, what: str) -> int | N
     return found
 
 
-def _truth(found: Any, where: str) -> bool:
+def truth(found: Any, where: str) -> bool:
+    """A setting that is on or off. Raises ConfigError."""
     if found is None or isinstance(found, bool):
         return bool(found)
     if isinstance(found, str) and found.lower() in ("true", "false"):
