@@ -73,6 +73,7 @@ def attach(
     largest_step: Sequence[Any] | None = None,
     write_limit: WriteLimit | None = None,
     loss_fn: LossFunction | None = None,
+    chunked_loss: bool = False,
     nonfinite: str = "stop",
     slots: int = 2,
     reduction_groups: int | None = None,
@@ -109,6 +110,8 @@ def attach(
         write_limit: the most a run of so many steps may write to its SSDs; a plan that keeps to it
             is taken, or the run refused.
         loss_fn: `loss_fn(model, batch)`, in place of the loss of `model(**batch)`.
+        chunked_loss: the loss of a language model may be computed in chunks, so that its logits
+            never exist as a whole; on a GPU that may change last bits.
         nonfinite: "stop" or "skip", for gradients that are infinite or NaN.
         slots: 2 keeps the last seal whole whatever happens; 1 halves the SSD space and does not.
         reduction_groups: a step's micro-batches are dealt to so many groups, in order, whose
@@ -145,6 +148,7 @@ def attach(
             largest_step=largest_step,
             write_limit=write_limit,
             loss_fn=loss_fn,
+            should_chunk_loss=chunked_loss,
             nonfinite=nonfinite,
             num_slots=slots,
             reduction_groups=reduction_groups,

@@ -56,6 +56,12 @@ def plan(
         ),
     ] = None,
     clip: options.ClipOption = None,
+    chunked_loss: Annotated[
+        bool,
+        typer.Option(
+            "--chunked-loss", help="Compute the loss in chunks where logits would need most memory."
+        ),
+    ] = False,
     json: options.JsonOption = False,
 ) -> None:
     """Say whether a fine-tune fits, how long it takes, what it wears and what to change.
@@ -93,6 +99,7 @@ def plan(
         num_directories=len(ssd or words.ssd) or None,
         rated_lives_bytes=words.rated_lives_bytes,
         adapter=words.adapter,
+        should_chunk_loss=chunked_loss or words.should_chunk_loss,
     )
     if machines > 1:
         request = as_ranks(request, machines, network)

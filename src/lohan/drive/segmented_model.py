@@ -15,6 +15,7 @@ import torch
 from lohan.drive.activations.store import ActivationStore, BlockChoices, LiveKeys
 from lohan.drive.block_run import BlockRunner
 from lohan.drive.captured.graphs import Captures
+from lohan.drive.chunked_loss import loss_in_chunks
 from lohan.drive.gradient_sums import GradientSums
 from lohan.drive.hooks import SegmentHooks, StepGroups
 from lohan.drive.micro_batch import (
@@ -64,15 +65,18 @@ class SegmentedModel:
         ledger: DrawLedger | None = None,
         captures: Captures | None = None,
         enter_thread: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        loss_head: torch.nn.Linear | None = None,
+        loss_chunks: int = 1,
     ) -> None:
         """`ledger` remembers what batches draw and `captures` the graphs of blocks, for one driver
         after another; `enter_thread` is entered on the thread of each micro-batch (current device,
-        stream)."""
+        stream); `loss_head` gives logits whose loss is computed in `loss_chunks`."""
         self.model, self.segments = model, segments
         self._sets, self._hooks, self._enter_thread = dict(sets), hooks, enter_thread
         self._device = torch.device(device)
         self._device_types = tuple(dict.fromkeys(("cpu", self._device.type)))
         self._weights = Weights(self._sets.values())
+        self._loss_head, self._loss_chunks = loss_head, loss_chunks
         self._generators = Generators([self._device])
         self._ledger = ledger if ledger is not None else DrawLedger()
         self.is_learning_draws = False
@@ -243,6 +247,8 @@ class SegmentedModel:
             stack.enter_context(calls_allowed(self.model))
             stack.enter_context(memory_features_off(self.model))
             stack.enter_context(self._interceptor.installed())
+            if self._loss_head is not None and self._loss_chunks > 1:
+                stack.enter_context(loss_in_chunks(self._loss_head, self._loss_chunks))
             stack.enter_context(self._gradient_hooks(passes.on_gradient))
             passes.forward(generators=self._generators, ledger=self._ledger, signatures=signatures)
             if has_gradients:

@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from lohan.closing import Closing
 from lohan.device import open_device
 from lohan.device.device import Device
+from lohan.drive.chunked_loss import linear_head
 from lohan.engine.engine import Engine
 from lohan.engine.freed_memory import bound_held_memory
 from lohan.engine.model_buffers import ModelBuffers
@@ -44,6 +45,7 @@ from lohan.engine.run_setup import (
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
 from lohan.lanes.step_record import NonFinitePolicy
+from lohan.model.loss_head import LossHead, loss_head
 from lohan.optimizer.torch_optimizer import AdamW
 from lohan.parallel.peers import Peers
 from lohan.parallel.slices import Slice
@@ -118,6 +120,7 @@ def _attach(
             else options.largest_step[0],
             loss_fn=options.loss_fn,
         )
+        chunked_head = _loss_head(model, traced, options) if options.should_chunk_loss else None
         masters = options.master_format or master_format_of(options.policy, compute_format)
         segments, whole = lay_out(model, traced, compute_format, masters)
         refuse_unlike_ranks(whole, options, optimizer, traced, peers, groups)
@@ -155,6 +158,7 @@ def _attach(
                     shares_ram=device.shares_ram,
                     num_ranks=peers.num_ranks,
                     reduction_groups=groups,
+                    should_chunk_loss=chunked_head is not None,
                 )
             return None
 
@@ -223,10 +227,23 @@ def _attach(
             waits_for_norm=waits_for_norm,
             nonfinite=nonfinite,
             num_threads=options.num_threads or _default_threads(device, peers.num_here),
+            loss_head=chunked_head,
         )
         engine = Engine(setup, optimizer, buffers)
         undo.pop_all()
     return engine
+
+
+def _loss_head(
+    model: torch.nn.Module, traced: TracedModel, options: Options
+) -> torch.nn.Linear | None:
+    """The head whose loss can be computed in chunks, or a sentence on why there is none."""
+    found = loss_head(traced.shape(traced.smallest_sizes, [None]))
+    head = linear_head(model, found) if isinstance(found, LossHead) else found
+    if isinstance(head, str):
+        options.tell(f"the loss is computed with its logits as a whole: {head}")
+        return None
+    return head
 
 
 def _open_device(options: Options, undo: Closing) -> tuple[Device, Options]:

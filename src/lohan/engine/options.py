@@ -45,6 +45,7 @@ class Options:
     largest_step: Sequence[Any] | None = None
     write_limit: WriteLimit | None = None
     loss_fn: LossFunction | None = None
+    should_chunk_loss: bool = False
     nonfinite: str = "stop"
     num_slots: int = 2
     reduction_groups: int | None = None

@@ -87,6 +87,8 @@ class RunSetup:
     waits_for_norm: bool
     nonfinite: NonFinitePolicy
     num_threads: int
+    loss_head: torch.nn.Linear | None = None
+    """Whose logits need not exist as a whole, where that was asked for."""
     draws: DrawLedger = field(default_factory=DrawLedger)
     captures: Captures = field(default_factory=Captures)
     residents: Sequence[BlockPlan] | None = None
@@ -196,6 +198,7 @@ class RunSetup:
             fixed_residents=self.residents,
             num_ranks=self.peers.num_ranks,
             reduction_groups=self.reduction_groups,
+            should_chunk_loss=self.loss_head is not None,
         )
 
     def make_residents(self, plan: Plan) -> None:

@@ -185,6 +185,8 @@ def start_running(
             ledger=setup.draws,
             captures=setup.captures,
             enter_thread=device.compute,
+            loss_head=setup.loss_head,
+            loss_chunks=plan.loss_chunks,
         )
         undo.pop_all()
         return RunningPlan(

@@ -6,6 +6,7 @@ ledger. The project's own policy is in `ours`.
 
 from collections.abc import Sequence
 
+from lohan.errors import ConfigError
 from lohan.hardware.machine import Machine
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan.activations import (
@@ -32,7 +33,17 @@ _SMALLER_MODEL = "use a smaller model or a GPU with more memory"
 
 
 def plan_published(system: System, machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
-    """The plan a published system would follow, fitting or not: ask its ledger."""
+    """The plan a published system would follow, fitting or not: ask its ledger.
+
+    Raises:
+        ConfigError: it is to compute the loss in chunks, which none of them does.
+    """
+    if workload.should_chunk_loss:
+        raise ConfigError(
+            f"the loss was to be computed in chunks by {system.name}",
+            why="published systems hold all logits",
+            remedy="use the policy lohan+, or leave chunked_loss out",
+        )
     recipe = _Recipe(system, machine, shape, workload)
     blocks = recipe.choose_activations()
     return Plan(

@@ -109,7 +109,7 @@ def traffic_of(plan: Plan) -> Traffic:
     trained = trained_parameters(plan.shape)
     num_gpus = plan.num_gpus
     costs = costs_of_blocks(
-        plan.shape,
+        plan.computed_shape,
         plan.blocks,
         plan.batch_per_gpu,
         plan.workload.sequence,

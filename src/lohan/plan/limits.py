@@ -138,11 +138,19 @@ def nearest_fits(
     """Changes that make it fit, the cheapest first; of the other policies the first that does."""
     short = set(shortages)
     return [
+        *_chunked_loss(question),
         *_smaller_batch(question),
         *more_memory(question, short),
         *_other_policy(question, policies),
         *_smaller_model(question, shapes),
     ]
+
+
+def _chunked_loss(question: Question) -> Iterator[NearestFit]:
+    if question.policy is not OUR_POLICY or question.workload.should_chunk_loss:
+        return
+    if question.fits(workload=replace(question.workload, should_chunk_loss=True)):
+        yield NearestFit(change="the loss in chunks", option="--chunked-loss")
 
 
 def _smaller_batch(question: Question) -> Iterator[NearestFit]:

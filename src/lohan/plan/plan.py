@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from msgspec import to_builtins
 
+from lohan.model.loss_head import in_chunks, loss_head
 from lohan.model.shape import BlockShape, ModelShape
 from lohan.plan.ledger import Ledger, LedgerRow
 from lohan.plan.system import System
 from lohan.plan.workload import Workload
+from lohan.units import format_bytes
 from lohan.vocabulary import BlockId, Choice, TensorKind, Tier
 
 PLAN_VERSION = 1
@@ -48,6 +50,13 @@ class Plan:
     """Pieces in which the state of the largest block streams through RAM."""
     gradient_slots: int | None = None
     """Blocks of G16 that may wait in RAM; None: all of them."""
+    loss_chunks: int = 1
+    """Parts in which the head computes the loss of a micro-batch; 1: with its logits as a whole."""
+
+    @property
+    def computed_shape(self) -> ModelShape:
+        """The shape as it is computed: with the loss in its chunks."""
+        return in_chunks(self.shape, self.workload.sequence, self.loss_chunks)
 
     @property
     def policy(self) -> str:
@@ -107,11 +116,26 @@ class Plan:
             num_micro_batches=self.num_micro_batches,
             num_update_parts=self.num_update_parts,
             gradient_slots=self.gradient_slots,
+            loss_chunks=self.loss_chunks,
             blocks=runs,
             ledger=self.ledger.to_rows(),
         )
         fields = {"version": PLAN_VERSION, **to_builtins(file, str_keys=True)}
         return json.dumps(fields, indent=1)
+
+
+def loss_words(plan: Plan) -> str:
+    """In how many chunks a plan that may computes the loss, or why it does not."""
+    head = loss_head(plan.shape)
+    if isinstance(head, str):
+        return f"the loss with its logits as a whole: {head}"
+    if plan.loss_chunks == 1:
+        return "the loss with its logits as a whole: another block needs more GPU memory"
+    logits = head.linear.output_bytes.at(1, plan.workload.sequence)
+    return (
+        f"the loss in {plan.loss_chunks} chunks, whose logits are {format_bytes(logits)} of a "
+        "sequence as a whole and are computed three times; on a GPU last bits may differ"
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,5 +167,6 @@ class PlanFile:
     num_micro_batches: int
     num_update_parts: int
     gradient_slots: int | None
+    loss_chunks: int
     blocks: list[_RunInFile]
     ledger: list[LedgerRow]

@@ -23,6 +23,8 @@ class Workload:
     num_ranks: int = 1
     """Processes that take a step together, each with `batch` sequences of its own and a slice of
     every block's states."""
+    should_chunk_loss: bool = False
+    """Whether the loss may be computed in chunks, so that no logits exist as a whole."""
     reduction_groups: int = 1
     """Groups whose gradients are added in fp32, in their order; the ranks have equally many."""
 

@@ -67,7 +67,7 @@ class _StepBuilder:
         self._blocks = [BlockId(number) for number in range(plan.shape.num_blocks)]
         self._head = self._blocks[-1]
         self._costs: list[BlockCosts] = costs_of_blocks(
-            plan.shape,
+            plan.computed_shape,
             plan.blocks,
             plan.batch_per_gpu,
             plan.workload.sequence,

@@ -170,6 +170,7 @@ def request_of(
     num_directories: int | None = None,
     rated_lives_bytes: Sequence[int] | None = None,
     adapter: AdapterSettings | None = None,
+    should_chunk_loss: bool = False,
 ) -> Request:
     """Understand a request; `num_directories` is of SSDs of this machine, where none is named, and
     `rated_lives_bytes` what its drives are rated for, where that is said.
@@ -185,7 +186,12 @@ def request_of(
     if rated_lives_bytes is not None:
         box = box.with_rated_lives(rated_lives_bytes)
     shape, sequence = shape_asked(model, seq, adapter)
-    workload = Workload(batch=batch, sequence=sequence, clips_gradients=clips_gradients)
+    workload = Workload(
+        batch=batch,
+        sequence=sequence,
+        clips_gradients=clips_gradients,
+        should_chunk_loss=should_chunk_loss,
+    )
     workload.batch_per_gpu(box.num_gpus)
     return Request(
         machine=box, shape=shape, workload=workload, policy=planner, has_own_ram=ram is not None

@@ -20,7 +20,7 @@ from lohan.train.run.disk_reservation import model_uses, out_uses
 from lohan.train.run.writes import seals_in
 from lohan.train.settings.adapter import AdapterSettings
 from lohan.train.settings.config import Setting, written_adapter, written_settings
-from lohan.train.settings.offload import read_lives, size_bytes
+from lohan.train.settings.offload import read_lives, size_bytes, truth
 from lohan.train.weights.model_places import local_place
 
 _N = TypeVar("_N", int, float)
@@ -52,6 +52,7 @@ class RunWords:
     save_total_limit: int | None
     adapter: AdapterSettings | None
     write_budget_bytes: int | None
+    should_chunk_loss: bool
     save_strategy: str
     save_steps: float
     num_train_epochs: float
@@ -105,6 +106,7 @@ def run_words(first: str | None, model: str | None, extra_args: list[str]) -> Ru
         write_budget_bytes=size_bytes(
             _value(written, "offload.write_budget"), "offload.write_budget"
         ),
+        should_chunk_loss=truth(_value(written, "offload.chunked_loss"), "offload.chunked_loss"),
         save_strategy=str(_value(written, "save_strategy") or "steps"),
         save_steps=_number(written, "save_steps", float) or _DEFAULT_SAVE_STEPS,
         num_train_epochs=_number(written, "num_train_epochs", float) or _DEFAULT_EPOCHS,

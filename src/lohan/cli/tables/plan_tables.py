@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lohan.cli.tables.output import table
 from lohan.hardware.machine import Machine
+from lohan.plan.plan import loss_words
 from lohan.plan.run_cost import run_cost
 from lohan.plan.run_room import DriveRoom
 from lohan.simulate.answers.answer import Answer, RunTotals, totals_of
@@ -52,6 +53,8 @@ def show_request(answer: Answer, console: Console) -> None:
         f"policy {request.policy.name}, batch {workload.batch} x {workload.sequence} tokens, "
         f"{answer.plan.num_micro_batches} micro-batch(es) per GPU, {clipping} clipping"
     )
+    if workload.should_chunk_loss:
+        console.print(loss_words(answer.plan))
     if workload.num_ranks > 1:
         console.print(
             f"{workload.num_ranks} ranks: memory, traffic, wear and cost are those of each, tokens "

@@ -83,6 +83,7 @@ def plan_run(
     fixed_residents: Sequence[BlockPlan] | None = None,
     num_ranks: int = 1,
     reduction_groups: int = 1,
+    should_chunk_loss: bool = False,
 ) -> PlannedRun:
     """Plan a run within the budgets.
 
@@ -100,6 +101,7 @@ def plan_run(
         num_micro_batches=sizes.num_micro_batches,
         num_ranks=num_ranks,
         reduction_groups=reduction_groups,
+        should_chunk_loss=should_chunk_loss,
     )
     held = 0
     if fixed_residents is not None:

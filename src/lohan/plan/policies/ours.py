@@ -9,14 +9,17 @@ state at a time.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count as count_from
+from itertools import takewhile
 
 from lohan.hardware.machine import Machine
+from lohan.model.loss_head import in_chunks, loss_head, most_chunks
 from lohan.model.shape import ModelShape
 from lohan.plan.activations import best_point, spread_tiers
 from lohan.plan.block_costs import costs_of_blocks
 from lohan.plan.cost import step_load
 from lohan.plan.plan import BlockPlan, Plan
-from lohan.plan.policies.gpu_floor import is_outside
+from lohan.plan.policies.gpu_floor import GpuFloor, is_outside
 from lohan.plan.policies.our_buffers import buffer_sets
 from lohan.plan.policies.our_memory import OurMemory, micro_batch_counts
 from lohan.plan.policies.our_search import Chosen, Search
@@ -50,7 +53,27 @@ _WORTH_CROWDING = 0.95
 
 def plan_ours(machine: Machine, shape: ModelShape, workload: Workload) -> Plan:
     """The plan of this project's engine, fitting or not: ask its ledger."""
-    return _Planner(machine, shape, workload).plan()
+    num_chunks = _loss_chunks(machine, shape, workload) if workload.should_chunk_loss else 1
+    chunked = in_chunks(shape, workload.sequence, num_chunks)
+    plan = _Planner(machine, chunked, workload).plan()
+    return replace(plan, shape=shape, loss_chunks=num_chunks)
+
+
+def _loss_chunks(machine: Machine, shape: ModelShape, workload: Workload) -> int:
+    """The fewest chunks with which the head needs no more GPU memory than another block does: more
+    would save nothing and make smaller products. 1 where its loss cannot be cut."""
+    if isinstance(loss_head(shape), str):
+        return 1
+    batch, sequence = workload.batch_per_gpu(machine.num_gpus), workload.sequence
+
+    def working_bytes(num_chunks: int) -> int:
+        cut = in_chunks(shape, sequence, num_chunks)
+        return GpuFloor.of(cut, batch, batch, sequence).working_bytes
+
+    most = most_chunks(sequence)
+    least = working_bytes(most)
+    counts = takewhile(lambda count: count < most, (2**power for power in count_from(0)))
+    return next((count for count in counts if working_bytes(count) <= least), most)
 
 
 @dataclass(frozen=True)

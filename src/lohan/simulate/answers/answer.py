@@ -108,6 +108,7 @@ class Answer:
             "sequence": workload.sequence,
             "clips_gradients": workload.clips_gradients,
             "num_micro_batches": self.plan.num_micro_batches,
+            "loss_chunks": self.plan.loss_chunks,
             "ledger": ledger_fields(self.plan),
             "warnings": self.warnings,
             "rooms": [room.to_fields() for room in self.rooms],

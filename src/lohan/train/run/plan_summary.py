@@ -12,6 +12,7 @@ from typing import Any
 from lohan.engine.planning.write_limit import WriteLimit, written_by_seal
 from lohan.errors import ConfigError, DoesNotFit
 from lohan.hardware.machine import Machine
+from lohan.plan.plan import loss_words
 from lohan.plan.run_cost import run_cost, run_warnings
 from lohan.plan.run_room import DriveRoom
 from lohan.simulate.answers.advice import larger_batch
@@ -66,6 +67,8 @@ def plan_in_words(
         f"{'fits' if ledger.fits else 'does not fit'}: {memory}",
         f"activations (what the forward pass leaves for the backward pass): {_activations(plan)}",
     ]
+    if plan.workload.should_chunk_loss:
+        lines.append(loss_words(plan))
     lines += [f"room on {room.in_words()}" for room in rooms]
     if prediction is not None:
         hours = num_steps * prediction.step_seconds / 3600

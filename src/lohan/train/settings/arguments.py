@@ -186,6 +186,27 @@ def refuse_endless_stream(config: TrainConfig, args: Any) -> None:
         )
 
 
+def refuse_chunked_loss(trainer: Any) -> None:
+    """Refuse to compute a loss in chunks that is not the model's own.
+
+    Raises:
+        ConfigError: the trainer computes it from logits, or TRL does.
+    """
+    for kind in type(trainer).__mro__:
+        if kind.__module__.startswith("trl.") and "compute_loss" in vars(kind):
+            why = f"TRL computes the loss of {kind.__name__} itself, from tiles of its own"
+            break
+    else:
+        asked = trainer.compute_loss_func or trainer.args.label_smoothing_factor
+        why = "compute_loss_func and label smoothing read all logits" if asked else ""
+    if why:
+        raise ConfigError(
+            "offload.chunked_loss is on for a loss that is not the model's own",
+            why=why,
+            remedy="leave it out, or train with lohan.Trainer and the loss of the model",
+        )
+
+
 def refuse_generating(kind: type) -> None:
     """Refuse a trainer of TRL that trains on what the model writes.
 

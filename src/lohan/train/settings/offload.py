@@ -101,7 +101,8 @@ def _count(found: Any, where: str, *, what: str = "optimizer steps") -> int | No
     return found
 
 
-def _truth(found: Any, where: str) -> bool:
+def truth(found: Any, where: str) -> bool:
+    """A setting that is on or off. Raises ConfigError."""
     if found is None or isinstance(found, bool):
         return bool(found)
     if isinstance(found, str) and found.lower() in ("true", "false"):
@@ -176,8 +177,16 @@ class OffloadConfig:
         "Results depend on this number and not on that of ranks (docs/ranks.md). Left out: one "
         "per rank, or as the run was started with.",
     )
+    should_chunk_loss: bool = _setting(
+        truth,
+        "Compute the loss of a language model in chunks where its logits would need most of the "
+        "GPU's memory. Equal bits on the processor; on a GPU last bits may differ. Left out: "
+        "logits as a whole.",
+        key="chunked_loss",
+        default=False,
+    )
     is_tracing: bool = _setting(
-        _truth,
+        truth,
         "Record the lanes of the last steps in OUT/_lohan/trace.json, for Perfetto and the report.",
         key="trace",
         default=False,

@@ -52,6 +52,7 @@ from lohan.train.run.resume_point import RunRecord
 from lohan.train.run.run_files import PlanFile, package_versions, write_ending
 from lohan.train.run.signals import StopRequest, leave, stop_on_signals
 from lohan.train.run.writes import planned_steps, write_limit_of
+from lohan.train.settings.arguments import refuse_chunked_loss
 from lohan.train.settings.offload import OffloadConfig
 from lohan.train.trainer.best_model import BestModelMixin, copy_model
 from lohan.train.trainer.checkpoint_callback import SealingFlow
@@ -245,6 +246,8 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             self.optimizer._is_overflow = result.is_skipped
 
     def _start_engine(self, run: RunRecord | None) -> Engine:
+        if self.offload.should_chunk_loss:
+            refuse_chunked_loss(self)
         if run is None and self._archive_to_load is None:
             self._refuse_foreign_out()
         self._add_own_callbacks()
@@ -280,6 +283,7 @@ class SavingMixin(ResumingMixin, PushingMixin, BestModelMixin, RanksMixin):
             write_limit=write_limit_of(self),
             progress=self.tell,
             on_planned=functools.partial(self._accept_plan, ssd=ssd, is_resumed=run is not None),
+            should_chunk_loss=offload.should_chunk_loss,
             is_tracing=offload.is_tracing,
             ssd_rated_bytes=offload.ssd_rated_bytes,
             reduction_groups=offload.reduction_groups,
