@@ -5,15 +5,12 @@ the figures mean for a fine-tune in `profile_meaning`.
 """
 
 import pathlib
-import signal
 import sys
 from typing import Annotated
 
 import typer
 
 from lohan.cli.reading.options import DeviceOption, ForceOption, JsonOption
-
-_EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def profile(
@@ -55,6 +52,7 @@ def profile(
     """
     from lohan.cli.reading.files import check_outputs
     from lohan.cli.reading.request import parse_size
+    from lohan.cli.tables.lasting_output import leaving_on_sigterm
     from lohan.cli.tables.output import console, print_json
     from lohan.cli.tables.profile_tables import show_profile
     from lohan.durable_files import replace_text
@@ -64,22 +62,18 @@ def profile(
     check_outputs([out], force=force)
     ram_bytes = None if ram is None else parse_size(ram, "--ram")
     gpu_bytes = None if gpu is None else parse_size(gpu, "--gpu")
-    # An order to end is obeyed like Ctrl-C: the files made for measuring are removed first.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))
-    try:
-        with measuring_bar() as on_share:
-            measured, source = profile_machine(
-                ssd=ssd,
-                device=device,
-                ram_bytes=ram_bytes,
-                gpu_bytes=gpu_bytes,
-                sustained_seconds=sustained,
-                should_refresh=refresh or sustained is not None,
-                report=lambda line: print(line, file=sys.stderr, flush=True),
-                on_share=on_share,
-            )
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    # The files made for measuring are removed first.
+    with leaving_on_sigterm(), measuring_bar() as on_share:
+        measured, source = profile_machine(
+            ssd=ssd,
+            device=device,
+            ram_bytes=ram_bytes,
+            gpu_bytes=gpu_bytes,
+            sustained_seconds=sustained,
+            should_refresh=refresh or sustained is not None,
+            report=lambda line: print(line, file=sys.stderr, flush=True),
+            on_share=on_share,
+        )
     meaning = meaning_of(measured.machine)
     if out is not None:
         replace_text(out, measured.machine.to_json())

@@ -5,7 +5,6 @@ Owns the options, the table and the verdict. Training and comparing are `lohan.v
 """
 
 import pathlib
-import signal
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 _DEFAULT_STEPS = 5
-_EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def verify(
@@ -83,6 +81,7 @@ def verify(
     """
     from lohan.cli.reading.extra_args import require_train_packages
     from lohan.cli.reading.request import parse_size
+    from lohan.cli.tables.lasting_output import leaving_on_sigterm
     from lohan.cli.tables.output import print_json
 
     ram_bytes = None if ram is None else parse_size(ram, "--ram")
@@ -92,9 +91,7 @@ def verify(
     copy = make_small_copy(model, trust_remote_code=trust_remote_code)
     if not json:
         _print_copy(copy)
-    # An order to end is obeyed like Ctrl-C: states on the SSDs are removed first.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_EXIT_TERMINATED))
-    try:
+    with leaving_on_sigterm():  # states on the SSDs are removed first
         found = verify_copy(
             copy,
             ssd=ssd or (),
@@ -106,8 +103,6 @@ def verify(
             num_ranks=ranks,
             trust_remote_code=trust_remote_code,
         )
-    finally:
-        signal.signal(signal.SIGTERM, before)
     if json:
         print_json(_fields(found))
     else:

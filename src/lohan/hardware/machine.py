@@ -224,38 +224,19 @@ class Machine:
 
     def of_rank(self, num_here: int, peer_bytes_per_second: float | None = None) -> Self:
         """What one of several equal ranks of this machine has: a GPU, and its share of all else."""
-
-        def drive(ssd: Ssd) -> Ssd:
-            return replace(
-                ssd,
-                read_bytes_per_second=ssd.read_bytes_per_second / num_here,
-                write_bytes_per_second=ssd.write_bytes_per_second / num_here,
-                capacity_bytes=ssd.capacity_bytes // num_here,
-                endurance_bytes=ssd.endurance_bytes // num_here,
-                price_dollars=ssd.price_dollars / num_here,
-            )
-
-        path = replace(
-            self.ssd_path,
-            read_ceiling_bytes_per_second=self.ssd_path.read_ceiling_bytes_per_second / num_here,
-            write_ceiling_bytes_per_second=self.ssd_path.write_ceiling_bytes_per_second / num_here,
-        )
+        rates = ("read_bytes_per_second", "write_bytes_per_second")
+        sizes = ("capacity_bytes", "endurance_bytes", "price_dollars")
+        ceilings = ("read_ceiling_bytes_per_second", "write_ceiling_bytes_per_second")
         gpu = self.gpu
         if gpu.is_processor:
-            gpu = replace(
-                gpu,
-                flops_per_second=gpu.flops_per_second / num_here,
-                memory_bytes_per_second=gpu.memory_bytes_per_second / num_here,
-            )
+            gpu = _share(gpu, num_here, "flops_per_second", "memory_bytes_per_second")
+        shares = ("ram_bytes", "cpu_update_parameters_per_second", "host_price_dollars")
         return replace(
-            self,
+            _share(self, num_here, *shares),
             gpu=gpu,
             num_gpus=1,
-            ram_bytes=self.ram_bytes // num_here,
-            cpu_update_parameters_per_second=self.cpu_update_parameters_per_second / num_here,
-            ssds=tuple(map(drive, self.ssds)),
-            ssd_path=path,
-            host_price_dollars=self.host_price_dollars / num_here,
+            ssds=tuple(_share(ssd, num_here, *rates, *sizes) for ssd in self.ssds),
+            ssd_path=_share(self.ssd_path, num_here, *ceilings),
             peer_bytes_per_second=peer_bytes_per_second,
         )
 
@@ -327,6 +308,16 @@ class MachineFile(Machine):
 def _of(kind: type[T], record: object, **changes: object) -> T:
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
     return kind(**{name: getattr(record, name) for name in names} | changes)
+
+
+def _share(record: T, num_here: int, *names: str) -> T:
+    """The record with a part of what is in these fields, whole bytes of sizes."""
+
+    def part(name: str) -> float:
+        value: float = getattr(record, name)
+        return value // num_here if name.endswith("_bytes") else value / num_here
+
+    return _of(type(record), record, **{name: part(name) for name in names})
 
 
 def _runs(ssds: tuple[Ssd, ...]) -> list[tuple[Ssd, int]]:

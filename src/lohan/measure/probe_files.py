@@ -94,7 +94,11 @@ class ProbeFiles:
 
     @contextlib.contextmanager
     def open(
-        self, settings: Sequence[DriveSettings], directories: Sequence[int]
+        self,
+        settings: Sequence[DriveSettings],
+        directories: Sequence[int],
+        *,
+        should_create: bool = False,
     ) -> Iterator[OpenProbe]:
         """Open some of the files through a fresh engine.
 
@@ -105,7 +109,8 @@ class ProbeFiles:
         try:
             for number, wanted in zip(directories, settings, strict=True):
                 drive = engine.add_drive(wanted)
-                files.append(engine.open_file(self._paths[number], drive=drive))
+                opened = engine.create_file if should_create else engine.open_file
+                files.append(opened(self._paths[number], drive=drive))
             yield OpenProbe(engine=engine, files=tuple(files), settings=tuple(settings))
         finally:
             for file in files:
@@ -146,20 +151,15 @@ class ProbeFiles:
         return buffers
 
     def _write_once(self) -> None:
-        engine = self._make_engine()
-        files = []
-        try:
-            for path in self._paths:
-                file = engine.create_file(path, drive=engine.add_drive(DriveSettings()))
-                files.append(file)
+        numbers = range(len(self._paths))
+        with self.open([DriveSettings()] * len(numbers), numbers, should_create=True) as probe:
+            engine, files = probe.engine, probe.files
+            for file in files:
                 engine.resize(file, self.file_bytes)
-            probe = OpenProbe(
-                engine=engine, files=tuple(files), settings=(DriveSettings(),) * len(files)
-            )
             # A few at a time, so that a failure or Ctrl-C is not followed by gigabytes of writes.
             tickets: deque[Ticket] = deque()
             for place in range(self.num_places):
-                for number in range(len(files)):
+                for number in numbers:
                     if len(tickets) >= _NUM_FIRST_WRITES * len(files):
                         engine.wait(tickets.popleft())
                     tickets.append(self.start(probe, place, number, is_read=False))
@@ -167,10 +167,6 @@ class ProbeFiles:
                 engine.wait(ticket)
             for ticket in [engine.start_flush(file) for file in files]:
                 engine.wait(ticket)
-        finally:
-            for file in files:
-                engine.close_file(file)
-            engine.close()
 
 
 def _file_bytes(

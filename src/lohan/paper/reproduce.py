@@ -39,7 +39,6 @@ DIT_SIZES = ("0.67B", "0.9B", "0.90B", "1.4B", "10B", "20B", "40B")
 """The paper's diffusion models; no GPT has one of these sizes."""
 
 THROUGHPUT_METRICS = ("tokens_per_second", "tflops", "images_per_second", "samples_per_second")
-CAPACITY_METRICS = ("feasible", "max_model", "max_batch")
 _UNSTATED_BATCH = 8
 """Batch per GPU of a measurement that does not state it: the one all systems were shown with."""
 _CAPACITY_BATCH = 32
@@ -53,26 +52,21 @@ class ReproducedRow:
     row: PublishedRow
     published: float | str | None
     simulated: float | str | None
-    relative_error: float | None
+    relative_error: float | None = None
     reason: str = ""
     """Why it was not simulated."""
 
     @property
     def is_right(self) -> bool | None:
         """Whether a capacity row agrees; None for rows with a number."""
-        if self.row.metric not in CAPACITY_METRICS or self.reason:
+        if self.row.metric not in _WHAT_FITS or self.reason:
             return None
         return str(self.published).casefold() == str(self.simulated).casefold()
 
     def to_fields(self) -> dict[str, object]:
         """Every column, then published, simulated and relative_error."""
-        return {
-            **asdict(self.row),
-            "published": self.published,
-            "simulated": self.simulated,
-            "relative_error": self.relative_error,
-            "reason": self.reason,
-        }
+        fields = asdict(self)
+        return {**fields.pop("row"), **fields}
 
 
 def machine_of(row: PublishedRow) -> Machine:
@@ -109,6 +103,11 @@ def _fits(row: PublishedRow, model: str, batch: int) -> bool:
     return _plan(row, model, batch)[0].ledger.fits
 
 
+def _fitting_batches(row: PublishedRow) -> list[int]:
+    batches = [batch * row.num_gpus for batch in BATCHES]
+    return [batch for batch in batches if _fits(row, row.model, batch)]
+
+
 @lru_cache(maxsize=4096)
 def _step(row: PublishedRow, model: str, batch: int) -> SimulatedStep:
     plan, machine = _plan(row, model, batch)
@@ -121,9 +120,7 @@ def _chosen_step(row: PublishedRow) -> SimulatedStep:
     if words == "largest" and (row.figure, row.system) in FIGURE_BATCHES:
         return _step(row, row.model, FIGURE_BATCHES[row.figure, row.system])
     if words in ("best", "largest"):
-        fitting = [
-            batch * row.num_gpus for batch in BATCHES if _fits(row, row.model, batch * row.num_gpus)
-        ]
+        fitting = _fitting_batches(row)
         if not fitting:
             raise DoesNotFit(
                 f"{row.model} runs with no batch",
@@ -175,12 +172,9 @@ _UNSTATED = {
 def reproduce_row(row: PublishedRow) -> ReproducedRow:
     """Simulate what a row published."""
     try:
-        if row.metric == "feasible":
-            return _text(row, row.value, _feasible(row))
-        if row.metric == "max_model":
-            return _text(row, row.value, _max_model(row))
-        if row.metric == "max_batch":
-            return _text(row, row.value, _max_batch(row))
+        if row.metric in _WHAT_FITS:
+            fitting = _WHAT_FITS[row.metric](row)
+            return ReproducedRow(row=row, published=row.value, simulated=fitting)
         if row.metric not in _NUMBERS:
             reason = _UNSTATED.get(row.metric, f"the metric {row.metric!r} is not known")
             return _skipped(row, reason)
@@ -233,14 +227,8 @@ def _whole_batch(word: str) -> int:
     return batch
 
 
-def _text(row: PublishedRow, published: str, simulated: str) -> ReproducedRow:
-    return ReproducedRow(row=row, published=published, simulated=simulated, relative_error=None)
-
-
 def _skipped(row: PublishedRow, reason: str, simulated: str | None = None) -> ReproducedRow:
-    return ReproducedRow(
-        row=row, published=row.value, simulated=simulated, relative_error=None, reason=reason
-    )
+    return ReproducedRow(row=row, published=row.value, simulated=simulated, reason=reason)
 
 
 def _feasible(row: PublishedRow) -> str:
@@ -282,10 +270,12 @@ def _max_model(row: PublishedRow) -> str:
 
 
 def _max_batch(row: PublishedRow) -> str:
-    fitting = [
-        batch * row.num_gpus for batch in BATCHES if _fits(row, row.model, batch * row.num_gpus)
-    ]
+    fitting = _fitting_batches(row)
     return str(fitting[-1]) if fitting else "none"
+
+
+_WHAT_FITS = {"feasible": _feasible, "max_model": _max_model, "max_batch": _max_batch}
+"""Metrics that are no number: what is answered is what fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

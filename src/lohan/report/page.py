@@ -24,17 +24,6 @@ from lohan.working_folder import working_folder
 
 REPORT_NAME = "report.html"
 _LONGEST_NAME = 100
-_LINKS = {
-    "training": "Training",
-    "answers": "Answers",
-    "lanes": "Lanes",
-    "speed": "Speed",
-    "memory": "Memory",
-    "wear": "Endurance",
-    "plan": "Plan",
-    "configuration": "Configuration",
-    "words": "Words",
-}
 
 
 def write_report(run: str | os.PathLike[str], *, out: pathlib.Path | None = None) -> pathlib.Path:
@@ -61,7 +50,6 @@ def report_html(run: RunFiles) -> str:
         "page.html",
         name=name,
         subtitle=_subtitle(run),
-        links=_LINKS,
         headline=headline(run),
         training=training(run),
         answers=answers(run),

@@ -10,7 +10,7 @@ from lohan.hardware.machine import Machine
 from lohan.plan.plan import Plan
 from lohan.schedule.build import build_schedule
 from lohan.schedule.check import check_schedule
-from lohan.schedule.task import Compute, Move, Schedule
+from lohan.schedule.task import Move, Schedule
 from lohan.schedule.text import dump_schedule
 from lohan.simulate.clock import ClockResult
 from lohan.simulate.result import SimulatedStep
@@ -95,71 +95,59 @@ def timeline_of(plan: Plan, machine: Machine, *, num_steps: int) -> Timeline:
     Raises:
         ScheduleError: if the tasks cannot run, or a check fails.
     """
+    # A barrier's schedule has the steps it needs, however many are asked for.
+    schedule = settled_schedule(plan, machine, num_steps=max(NUM_STEPS, num_steps + _STEPS_AROUND))
+    times = replay(schedule, plan, machine)
+    step = read_off(schedule, times, plan, machine)
     if plan.system.has_barrier:
-        schedule = settled_schedule(plan, machine)
-        times = replay(schedule, plan, machine)
-        step = read_off(schedule, times, plan, machine)
         first = 1
         if num_steps > 1:
             schedule, times = settle(
                 build_schedule(plan, num_steps=num_steps + 1), machine, plan.system.rates
             )
             check_schedule(schedule, plan)
-        ends = _last_ends(schedule, times)
-        start, end = ends[first - 1], ends[first + num_steps - 1]
+        ends = _ends(schedule, times)
     else:
-        schedule = settled_schedule(
-            plan, machine, num_steps=max(NUM_STEPS, num_steps + _STEPS_AROUND)
-        )
-        times = replay(schedule, plan, machine)
-        step = read_off(schedule, times, plan, machine)
         first = schedule.num_steps - 1 - num_steps
-        gradients = _gradient_ends(schedule, times)
-        start, end = gradients[first - 1], gradients[first + num_steps - 1]
+        # The last gradient: where one step's GPU work gives way to the next.
+        ends = _ends(schedule, times, ComputeKind.BACKWARD)
     return Timeline(
         step=step,
         schedule=schedule,
         trace=trace_of(schedule, times, plan, machine),
         first_step=first,
-        start_seconds=start,
-        end_seconds=end,
+        start_seconds=ends[first - 1],
+        end_seconds=ends[first + num_steps - 1],
     )
 
 
-def _last_ends(schedule: Schedule, times: ClockResult) -> dict[int, float]:
-    """When everything of each step has ended."""
+def _ends(
+    schedule: Schedule, times: ClockResult, kind: ComputeKind | None = None
+) -> dict[int, float]:
+    """When everything of each step, or all computing of a kind, has ended."""
     ends: dict[int, float] = {}
     for task in schedule.tasks:
-        ends[task.step] = max(ends.get(task.step, 0.0), times.end_seconds[task.id])
-    return ends
-
-
-def _gradient_ends(schedule: Schedule, times: ClockResult) -> dict[int, float]:
-    """When the last gradient of each step was computed: where one step's GPU work gives way."""
-    ends: dict[int, float] = {}
-    for task in schedule.tasks:
-        if isinstance(task.action, Compute) and task.action.kind is ComputeKind.BACKWARD:
+        if kind is None or task.action.kind is kind:
             ends[task.step] = max(ends.get(task.step, 0.0), times.end_seconds[task.id])
     return ends
 
 
 def trace_of(schedule: Schedule, times: ClockResult, plan: Plan, machine: Machine) -> Trace:
     """Spans of every task and memory in use per tier."""
-    spans = []
-    for task in schedule.tasks:
-        spans.append(
-            Span(
-                lane=task.lane,
-                name=task.name,
-                start_seconds=times.start_seconds[task.id],
-                end_seconds=times.end_seconds[task.id],
-                kind=task.action.kind.value,
-                task=task.id,
-                block=task.block,
-                nbytes=task.action.nbytes if isinstance(task.action, Move) else None,
-                step=task.step,
-            )
+    spans = (
+        Span(
+            lane=task.lane,
+            name=task.name,
+            start_seconds=times.start_seconds[task.id],
+            end_seconds=times.end_seconds[task.id],
+            kind=task.action.kind.value,
+            task=task.id,
+            block=task.block,
+            nbytes=task.action.nbytes if isinstance(task.action, Move) else None,
+            step=task.step,
         )
+        for task in schedule.tasks
+    )
     return Trace(
         name=f"{plan.policy} {plan.shape.name} on {machine.name}",
         is_simulated=True,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lohan.report import lane_chart_svg
+from lohan.report.lane_chart import ticks
 from lohan.report.palette import COLOUR_OF_KIND, colours_for, is_light
-from lohan.report.window import ticks
 from lohan.trace import Counter, Span, Trace
 from lohan.vocabulary import BlockId, ComputeKind, Lane, TensorKind, Tier
 

@@ -1,11 +1,13 @@
 """Standard output and errors that a long run does not depend on.
 
 Owns what happens when nobody reads them any more (a closed pipe, a terminal that is gone) or they
-take no more (a full disk): that is said once, and the run goes on with its log. Called by `train`.
+take no more (a full disk): that is said once, and the run goes on with its log. And an order to
+end, which lets what was begun be cleaned up. Called by `train`, `profile` and `verify`.
 """
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -56,3 +58,13 @@ def lasting_output() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """Within it, an order to end is obeyed like Ctrl-C: blocks are left in order."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from lohan.cli.tables.output import table
 from lohan.paper.comparison import BASELINES, Comparison, speedup, tokens_per_kdollar
+from lohan.paper.policies import LATER_SYSTEMS
 from lohan.paper.reproduce import Reproduction, Spread
-from lohan.paper.systems import LATER_SYSTEMS
 from lohan.units import format_bytes_decimal, format_count, format_seconds
 
 
@@ -54,12 +54,14 @@ def show_comparison(found: Comparison, console: Console) -> None:
         )
     console.print()
     console.print(shown if shown.row_count else "No policy fits.")
-    missing = table("\nDoes not fit", "policy", "batch", "what is short", numbers=("batch",))
-    for row in found.rows:
-        if row.step is None:
-            missing.add_row(row.policy, str(row.plan.workload.batch), row.shortage)
-    if missing.row_count:
-        console.print(missing)
+    missing = [
+        (row.policy, str(row.plan.workload.batch), row.shortage)
+        for row in found.rows
+        if row.step is None
+    ]
+    if missing:
+        columns = ["policy", "batch", "what is short"]
+        console.print(table("\nDoes not fit", *columns, numbers=("batch",), rows=missing))
     console.print()
     if best is not None:
         console.print(
@@ -127,17 +129,16 @@ def show_reproduction(found: Reproduction, console: Console) -> None:
 
 def _show_spreads(title: str, spreads: Sequence[Spread], console: Console) -> None:
     columns = ("rows", "median", "90th percentile", "largest")
-    shown = table(title, "group", *columns, numbers=columns)
-    for spread in spreads:
-        shown.add_row(
-            spread.name,
-            str(spread.num_rows),
-            f"{spread.median:.1%}",
-            f"{spread.percentile_90:.1%}",
-            f"{spread.largest:.1%}",
+    rows = [
+        (
+            one.name,
+            str(one.num_rows),
+            *(f"{share:.1%}" for share in (one.median, one.percentile_90, one.largest)),
         )
-    if shown.row_count:
-        console.print(shown)
+        for one in spreads
+    ]
+    if rows:
+        console.print(table(title, "group", *columns, numbers=columns, rows=rows))
 
 
 def _cell(number: int | None) -> str:

@@ -105,9 +105,8 @@ def show_rooms(rooms: Sequence[DriveRoom], console: Console) -> None:
     """Print what the run takes of each filesystem, where it is known which."""
     if not rooms:
         return
-    shown = table(
-        "\nRoom on drives", "on", "what for", "bytes", "share", numbers=("bytes", "share")
-    )
+    numbers = ("bytes", "share")
+    shown = table("\nRoom on drives", "on", "what for", *numbers, numbers=numbers)
     for room in rooms:
         for use in room.uses:
             purpose = f"{use.purpose} (there already)" if use.is_there else use.purpose
@@ -131,64 +130,45 @@ def _share(nbytes: int, budget: int) -> str:
 
 def show_step(step: SimulatedStep, run: RunTotals, machine: Machine, console: Console) -> None:
     """Print time, bytes, wear, bottleneck and lanes."""
-    shown = table("\nOne step (simulated)", "what", "value", has_header=False)
     stages = f"forward {format_seconds(step.forward_seconds)}, backward "
     stages += format_seconds(step.backward_seconds)
     if step.optimizer_seconds > _MINOR_SHARE * step.step_seconds:
         stages += f", optimizer {format_seconds(step.optimizer_seconds)}"
-    shown.add_row("step time", f"{format_seconds(step.step_seconds)} ({stages})")
-    shown.add_row("tokens per second", f"{step.tokens_per_second:,.1f}")
-    shown.add_row(
-        "TFLOPS", f"{step.paper_tflops:.1f} by the paper's count, {step.model_tflops:.1f} of model"
-    )
-    shown.add_row("bottleneck", with_remedy(step.bottleneck))
     measured = "assumed" if machine.operator_seconds is None else "measured"
-    shown.add_row(
-        "host",
-        f"{format_seconds(step.launch_seconds)} of launching operators "
-        f"({format_seconds(machine.launch_seconds)} each, {measured})",
-    )
-    shown.add_row(
-        "share of the roofline",
-        f"{step.roofline_share:.0%}: {step.roofline_resource} alone would take "
-        f"{format_seconds(step.roofline_seconds)}",
-    )
-    busy = ", ".join(
-        f"{lane} {step.busy_share(lane):.0%}"
-        for lane, seconds in step.busy_seconds.items()
-        if seconds > 0
-    )
-    shown.add_row("lanes busy", busy)
-    shown.add_row(
-        "SSD traffic",
-        f"{format_bytes_decimal(step.read_bytes)} read, "
-        f"{format_bytes_decimal(step.written_bytes)} written",
-    )
-    console.print(shown)
-    title = f"\nA run of {format_count(run.num_tokens)} tokens (simulated)"
-    totals = table(title, "what", "value", has_header=False)
-    totals.add_row("steps", f"{run.num_steps:,}")
-    totals.add_row("time", f"{run.hours:,.1f} hours ({format_seconds(run.hours * 3600)})")
-    totals.add_row("written to SSD", format_bytes_decimal(run.written_bytes))
-    totals.add_row("endurance used", f"{run.endurance_share:.2%} of {machine.drives_life}")
+    busy = [f"{lane} {step.busy_share(lane):.0%}" for lane, s in step.busy_seconds.items() if s > 0]
     cost = run_cost(machine, seconds=run.hours * 3600, written_bytes=run.written_bytes)
-    totals.add_row("cost", cost.in_words())
-    totals.add_row("cost of a step", f"${cost.dollars / run.num_steps:.4f}")
-    console.print(totals)
+    rows = {
+        "step time": f"{format_seconds(step.step_seconds)} ({stages})",
+        "tokens per second": f"{step.tokens_per_second:,.1f}",
+        "TFLOPS": f"{step.paper_tflops:.1f} by the paper's count, {step.model_tflops:.1f} of model",
+        "bottleneck": with_remedy(step.bottleneck),
+        "host": f"{format_seconds(step.launch_seconds)} of launching operators "
+        f"({format_seconds(machine.launch_seconds)} each, {measured})",
+        "share of the roofline": f"{step.roofline_share:.0%}: {step.roofline_resource} alone would "
+        f"take {format_seconds(step.roofline_seconds)}",
+        "lanes busy": ", ".join(busy),
+        "SSD traffic": f"{format_bytes_decimal(step.read_bytes)} read, "
+        f"{format_bytes_decimal(step.written_bytes)} written",
+    }
+    console.print(table("\nOne step (simulated)", has_header=False, rows=rows.items()))
+    rows = {
+        "steps": f"{run.num_steps:,}",
+        "time": f"{run.hours:,.1f} hours ({format_seconds(run.hours * 3600)})",
+        "written to SSD": format_bytes_decimal(run.written_bytes),
+        "endurance used": f"{run.endurance_share:.2%} of {machine.drives_life}",
+        "cost": cost.in_words(),
+        "cost of a step": f"${cost.dollars / run.num_steps:.4f}",
+    }
+    title = f"\nA run of {format_count(run.num_tokens)} tokens (simulated)"
+    console.print(table(title, has_header=False, rows=rows.items()))
 
 
 def show_batches(answer: Answer, console: Console) -> None:
     """Print which batch to take."""
     if len(answer.batches) < 2 or answer.run is None:
         return
-    shown = table(
-        "\nWhich batch (simulated)",
-        "sequences a step",
-        "tokens/s",
-        "time",
-        "written",
-        numbers=("sequences a step", "tokens/s", "time", "written"),
-    )
+    columns = ("sequences a step", "tokens/s", "time", "written")
+    shown = table("\nWhich batch (simulated)", *columns, numbers=columns)
     best = advised(list(answer.batches))
     for choice in answer.batches:
         totals = totals_of(choice.step, answer.run.num_tokens)
@@ -211,27 +191,21 @@ def show_batches(answer: Answer, console: Console) -> None:
 
 def show_what_ifs(answer: Answer, console: Console) -> None:
     """Print what to change to go faster."""
-    shown = table(
-        "\nWhat if (simulated)",
-        "change",
-        "write",
-        "step time",
-        "tokens/s",
-        "factor",
-        numbers=("step time", "tokens/s", "factor"),
-    )
-    for one in answer.what_ifs:
-        if one.step is None or one.factor is None:
-            shown.add_row(one.change, one.option, "does not fit", "", "")
-            continue
-        shown.add_row(
+    numbers = ("step time", "tokens/s", "factor")
+    rows = [
+        (one.change, one.option, "does not fit", "", "")
+        if one.step is None or one.factor is None
+        else (
             one.change,
             one.option,
             format_seconds(one.step.step_seconds),
             f"{one.step.tokens_per_second:,.1f}",
             f"{one.factor:.2f}x",
         )
-    console.print(shown)
+        for one in answer.what_ifs
+    ]
+    title = "\nWhat if (simulated)"
+    console.print(table(title, "change", "write", *numbers, numbers=numbers, rows=rows))
 
 
 def show_nearest(answer: Answer, console: Console) -> None:
@@ -239,23 +213,19 @@ def show_nearest(answer: Answer, console: Console) -> None:
     if not answer.nearest:
         console.print("\nNo single change of batch, memory, policy or model makes it fit.")
         return
-    shown = table("\nWhat does fit, changing one thing", "change", "write")
-    for one in answer.nearest:
-        shown.add_row(one.change, one.option)
-    console.print(shown)
+    rows = [(one.change, one.option) for one in answer.nearest]
+    title = "\nWhat does fit, changing one thing"
+    console.print(table(title, "change", "write", rows=rows))
 
 
 def show_limits(answer: Answer, console: Console) -> None:
     """Print the largest batch and model on this machine."""
+    batch = "none: not even one sequence per GPU fits"
+    if answer.largest_batch is not None:
+        batch = f"{answer.largest_batch}"
+    rows = {
+        "largest batch of this model": batch,
+        "largest known model, one sequence per GPU": answer.largest_model or "none of them fits",
+    }
     title = "\nLimits of this machine with this policy"
-    shown = table(title, "what", "value", has_header=False)
-    shown.add_row(
-        "largest batch of this model",
-        "none: not even one sequence per GPU fits"
-        if answer.largest_batch is None
-        else f"{answer.largest_batch}",
-    )
-    shown.add_row(
-        "largest known model, one sequence per GPU", answer.largest_model or "none of them fits"
-    )
-    console.print(shown)
+    console.print(table(title, has_header=False, rows=rows.items()))

@@ -95,34 +95,37 @@ def _drives(measured: MeasuredMachine) -> Table:
 
 def _rates(measured: MeasuredMachine) -> Table:
     copies, compute = measured.copies, measured.compute
-    shown = table("Copies, compute, updates", "what", "rate", "how", numbers=("rate",))
     way = "pinned memory" if copies.is_pinned else "memory that is not pinned"
     if copies.both_ways_slowdown > 1.05:
         way += f", {copies.both_ways_slowdown:.2f}x slower with both ways busy"
-    shown.add_row("RAM to GPU", _rate(copies.ram_to_gpu), way)
-    shown.add_row("GPU to RAM", _rate(copies.gpu_to_ram), way)
-    shown.add_row(
-        "compute in bf16",
-        f"{_flops(compute.flops)} {_within(compute.flops)}",
-        f"a block of width {compute.width} over {compute.tokens} tokens, forward and backward",
+    updates = f"{format_count(measured.updates.per_second)} parameters/s"
+    threads = "threads" if measured.num_update_threads > 1 else "thread"
+    rows = (
+        ("RAM to GPU", _rate(copies.ram_to_gpu), way),
+        ("GPU to RAM", _rate(copies.gpu_to_ram), way),
+        (
+            "compute in bf16",
+            f"{_flops(compute.flops)} {_within(compute.flops)}",
+            f"a block of width {compute.width} over {compute.tokens} tokens, forward and backward",
+        ),
+        ("GPU memory", _rate(compute.memory), "copies within it"),
+        (
+            "CPU updates",
+            f"{updates} {_within(measured.updates)}",
+            f"AdamW on the 12-byte state, {measured.num_update_threads} {threads}",
+        ),
     )
-    shown.add_row("GPU memory", _rate(compute.memory), "copies within it")
-    shown.add_row(
-        "CPU updates",
-        f"{format_count(measured.updates.per_second)} parameters/s {_within(measured.updates)}",
-        f"AdamW on the 12-byte state, {measured.num_update_threads} thread"
-        + ("s" if measured.num_update_threads > 1 else ""),
-    )
-    return shown
+    return table("Copies, compute, updates", "what", "rate", "how", numbers=("rate",), rows=rows)
 
 
 def _memory(measured: MeasuredMachine) -> Table:
     machine = measured.machine
-    shown = table("Memory to plan with", "tier", "bytes", "why", numbers=("bytes",))
-    shown.add_row("GPU", format_bytes(machine.gpu.memory_bytes), "")
-    shown.add_row("RAM", format_bytes(machine.ram_bytes), measured.ram_reason)
-    shown.add_row("SSD", format_bytes(machine.ssd_capacity_bytes), "free space")
-    return shown
+    rows = (
+        ("GPU", format_bytes(machine.gpu.memory_bytes), ""),
+        ("RAM", format_bytes(machine.ram_bytes), measured.ram_reason),
+        ("SSD", format_bytes(machine.ssd_capacity_bytes), "free space"),
+    )
+    return table("Memory to plan with", "tier", "bytes", "why", numbers=("bytes",), rows=rows)
 
 
 def _notes(measured: MeasuredMachine) -> list[str]:

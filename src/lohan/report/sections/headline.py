@@ -13,10 +13,10 @@ from lohan.units import format_bytes, format_bytes_decimal, format_seconds
 from lohan.vocabulary import Tier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Card:
     label: str
-    value: str | None
+    value: str | None = None
     below: str = ""
 
 
@@ -31,16 +31,7 @@ def headline(run: RunFiles) -> dict[str, object]:
         )
     return {
         "verdict": found and limit_sentence(*found, facts.advice(run)),
-        "cards": [
-            _loss(run),
-            _eval_loss(run),
-            _steps(run),
-            _step_seconds(run),
-            _tokens(run),
-            _bottleneck(run),
-            _written(run),
-            _memory(run),
-        ],
+        "cards": [card(run) for card in _CARDS],
         "remarks": remarks,
     }
 
@@ -50,23 +41,23 @@ def _loss(run: RunFiles) -> _Card:
     logged = [value for value in log.column("loss") if value is not None]
     values = facts.finite(run, "loss")
     if not logged:
-        return _Card(label="Loss", value=None)
+        return _Card("Loss")
     below = f"{values[0][1]:.4g} at step {values[0][0]:,}" if values else ""
     num_odd = sum(not math.isfinite(value) for value in logged)
     if num_odd:
         below += f"{'; ' if below else ''}{num_odd:,} value(s) are not finite"
-    return _Card(label="Loss, last logged", value=f"{logged[-1]:.4g}", below=below)
+    return _Card("Loss, last logged", f"{logged[-1]:.4g}", below)
 
 
 def _eval_loss(run: RunFiles) -> _Card:
     values = facts.finite(run, "eval_loss")
     if not values:
-        return _Card(label="Evaluation loss", value=None)
+        return _Card("Evaluation loss")
     step, best = min(values, key=lambda pair: pair[1])
     return _Card(
-        label="Evaluation loss, last",
-        value=f"{values[-1][1]:.4g}",
-        below=f"lowest {best:.4g} at step {step:,}",
+        "Evaluation loss, last",
+        f"{values[-1][1]:.4g}",
+        f"lowest {best:.4g} at step {step:,}",
     )
 
 
@@ -74,13 +65,13 @@ def _steps(run: RunFiles) -> _Card:
     log = facts.log_of(run)
     last = log.steps[-1] if log.steps else facts.number_in(run.summary, "num_steps")
     if last is None:
-        return _Card(label="Optimizer steps", value=None)
+        return _Card("Optimizer steps")
     wanted = facts.number_in(run.summary, "max_steps")
     below = f"of {wanted:,.0f}" if wanted is not None and wanted > 0 else ""
     seconds = facts.number_in(run.summary, "seconds")
     if seconds is not None:
         below += f"{' ' if below else ''}in {format_seconds(seconds)}"
-    return _Card(label="Optimizer steps", value=f"{last:,.0f}", below=below)
+    return _Card("Optimizer steps", f"{last:,.0f}", below)
 
 
 def _step_seconds(run: RunFiles) -> _Card:
@@ -97,38 +88,36 @@ def _step_seconds(run: RunFiles) -> _Card:
                 else f"; measured is {abs(off):.0%} {'slower' if off > 0 else 'faster'}"
             )
     value = None if measured is None else format_seconds(measured)
-    return _Card(label="Time per step, median", value=value, below=below)
+    return _Card("Time per step, median", value, below)
 
 
 def _tokens(run: RunFiles) -> _Card:
     rate = facts.usual(run, "tokens_per_second")
     if rate is None:
-        return _Card(label="Tokens per second", value=None)
-    return _Card(
-        label="Tokens per second, median", value=f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-    )
+        return _Card("Tokens per second")
+    return _Card("Tokens per second, median", f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}")
 
 
 def _bottleneck(run: RunFiles) -> _Card:
     found = facts.bottleneck(run)
     if found is None:
-        return _Card(label="Bottleneck", value=None)
+        return _Card("Bottleneck")
     name, share = found
-    return _Card(label="Bottleneck", value=name, below=f"in {share:.0%} of the logged steps")
+    return _Card("Bottleneck", name, f"in {share:.0%} of the logged steps")
 
 
 def _written(run: RunFiles) -> _Card:
     written = facts.traffic(run, "written_bytes")
     if written is None:
-        return _Card(label="Written to SSD", value=None)
+        return _Card("Written to SSD")
     share = facts.endurance_share(run)
     below = ""
     if share is not None and run.machine is not None:
         below = f"{format_share(share)} of {run.machine.drives_life}"
     return _Card(
-        label="Written to SSD, about" if written.is_estimate else "Written to SSD",
-        value=format_bytes_decimal(written.nbytes),
-        below=below,
+        "Written to SSD, about" if written.is_estimate else "Written to SSD",
+        format_bytes_decimal(written.nbytes),
+        below,
     )
 
 
@@ -146,6 +135,7 @@ def _memory(run: RunFiles) -> _Card:
     gpu_peak = facts.peak_bytes(run, Tier.GPU)
     if gpu_peak is not None:
         below = f"GPU {format_bytes(gpu_peak)}"
-    return _Card(
-        label="RAM in use, peak", value=None if peak is None else format_bytes(peak), below=below
-    )
+    return _Card("RAM in use, peak", None if peak is None else format_bytes(peak), below)
+
+
+_CARDS = (_loss, _eval_loss, _steps, _step_seconds, _tokens, _bottleneck, _written, _memory)

@@ -18,6 +18,15 @@ from lohan.vocabulary import Tier
 _BUDGET = "budget"
 _MOST_LINES = 40
 _NUM_COLOURS = 8
+_BESIDE = (
+    (
+        Tier.RAM,
+        "process_peak_bytes",
+        "the process {} with Python, its libraries and what they keep",
+    ),
+    (Tier.GPU, "gpu_reserved_bytes", "torch's allocator held {} for it"),
+)
+"""What the summary says beside a tier's peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +64,11 @@ def memory(run: RunFiles) -> list[dict[str, object]]:
         tier: _tier(tier, lines, facts.peak_bytes(run, tier), name=names.get(tier, tier.value))
         for tier, lines in by_tier.items()
     }
-    process = facts.number_in(run.summary, "process_peak_bytes")
-    if process is not None and Tier.RAM in bars:
-        bars[Tier.RAM]["verdict"] = (
-            f"{bars[Tier.RAM]['verdict']}; the process {format_bytes(round(process))} with Python, "
-            "its libraries and what they keep"
-        )
-    reserved = facts.number_in(run.summary, "gpu_reserved_bytes")
-    if reserved is not None and Tier.GPU in bars:
-        bars[Tier.GPU]["verdict"] = (
-            f"{bars[Tier.GPU]['verdict']}; torch's allocator held {format_bytes(round(reserved))} "
-            "for it"
-        )
+    for tier, key, words in _BESIDE:
+        nbytes = facts.number_in(run.summary, key)
+        if nbytes is not None and tier in bars:
+            said = words.format(format_bytes(round(nbytes)))
+            bars[tier]["verdict"] = f"{bars[tier]['verdict']}; {said}"
     return list(bars.values())
 
 
@@ -102,18 +104,14 @@ def _tier(
         )
         for number, (purpose, nbytes) in enumerate(uses)
     ]
-    marks = []
+    marks, verdict = [], [f"{format_bytes(total)} set aside"]
     if budget is not None:
         marks.append(Mark(look="budget", nbytes=budget, hint=f"allowed: {format_bytes(budget)}"))
+        verdict.append(f"{format_bytes(budget)} allowed")
     if peak is not None:
         marks.append(Mark(look="peak", nbytes=peak, hint=f"measured: {format_bytes(peak)}"))
+    verdict.append("peak not recorded" if peak is None else f"peak {format_bytes(peak)} measured")
     anchor = f"memory-{tier.value.lower()}"
-    verdict = [f"{format_bytes(total)} set aside"]
-    if budget is not None:
-        verdict.append(f"{format_bytes(budget)} allowed")
-    verdict.append(
-        f"peak {format_bytes(peak)} measured" if peak is not None else "peak not recorded"
-    )
     return {
         "anchor": anchor,
         "name": name,
@@ -157,13 +155,8 @@ def wear(run: RunFiles) -> dict[str, object]:
         if moved is None:
             continue
         is_estimate |= moved.is_estimate
-        rows.append(
-            [
-                name,
-                format_bytes_decimal(moved.nbytes),
-                "-" if per_step is None else format_bytes_decimal(per_step),
-            ]
-        )
+        usual = "-" if per_step is None else format_bytes_decimal(per_step)
+        rows.append([name, format_bytes_decimal(moved.nbytes), usual])
     said = []
     if is_estimate:
         said.append("Totals are worked out from the logged steps, each for those up to it.")
