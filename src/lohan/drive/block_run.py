@@ -8,7 +8,7 @@ graph of its forward is dropped as soon as that ends, and made again for its bac
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from lohan.drive.captured.graphs import (
     MOST_WAYS,
     NEVER_AGAIN,
     Captures,
-    Graph,
     Trust,
     call_key,
     output_tensors,
@@ -76,6 +75,9 @@ class BlockRunner:
         self._contract = Contract(module, name, outside)
         self._captures = captures
         self._trust = captures.trust(name)
+        self._last: tuple[Hashable, Trust] | None = None
+        self._in_place: list[torch.Tensor] = []
+        """What graphs are given besides arguments: weights and buffers."""
         self._given_buffers: list[torch.Tensor] = []
         names = {id(parameter): path for path, parameter in module.named_parameters()}
         self._parameter_names = tuple(names.get(id(p), id(p)) for p in self._parameters)
@@ -95,7 +97,7 @@ class BlockRunner:
         modes: Sequence[contextlib.AbstractContextManager[Any]] = (),
     ) -> tuple[Any, BlockVisit | None]:
         """Run the block; returns what the model gets and, if it has a backward, what to keep."""
-        arrivals = Arrivals(call.args, call.kwargs)
+        arrivals = Arrivals(call.leaves, call.spec)
         versions = arrivals.versions()
         may_have_backward = call.ambient.grad_enabled and any(
             tensor.requires_grad for tensor in (*arrivals.tensors.values(), *self._parameters)
@@ -103,11 +105,9 @@ class BlockRunner:
         if may_have_backward:
             arrivals.put(self.block, micro_batch, self._store, keys)
         key = self._key(call, arrivals) if may_have_backward and not modes else None
-        trust = self._trust.pop(key, None) if key is not None else None
-        if trust is not None:
-            self._trust[key] = trust  # the last one met is the last one to go
+        trust = self._known(key) if key is not None else None
         if trust is not None and trust.graph is not None:
-            return self._run_graph(trust.graph, call, arrivals, versions, key, micro_batch, choices)
+            return self._run_graph(trust, call, arrivals, versions, key, micro_batch, choices)
         args, kwargs = arrivals.enter()
         random_state = self._generators.state()
         attributes.put()
@@ -167,9 +167,19 @@ class BlockRunner:
         self._captures.refused[self.name] = why_not
         return None
 
+    def _known(self, key: Hashable) -> Trust | None:
+        """What is known of the block called so. The last one met is the last one to go."""
+        if self._last is None or self._last[0] != key:
+            trust = self._trust.pop(key, None)
+            if trust is None:
+                return None
+            self._trust[key] = trust
+            self._last = (key, trust)
+        return self._last[1]
+
     def _run_graph(
         self,
-        graph: Graph,
+        trust: Trust,
         call: BlockCall,
         arrivals: Arrivals,
         versions: list[tuple[torch.Tensor, int]],
@@ -177,6 +187,8 @@ class BlockRunner:
         micro_batch: int,
         choices: BlockChoices,
     ) -> tuple[Any, BlockVisit]:
+        graph = trust.graph
+        assert graph is not None
         visit = BlockVisit(
             forward=call.forward,
             ambient=call.ambient,
@@ -186,12 +198,16 @@ class BlockRunner:
             random_state=self._generators.state() if graph.draws else None,
             entered=versions,
             key=key,
+            trust=trust,
             graph=graph,
             stored=choices.stored,
         )
-        if choices.stored and not graph.fits(choices.names):
-            visit.stored = frozenset()
-            self._captures.unplanned.add(self.name)
+        if choices.stored and trust.fitting is not choices:
+            if graph.fits(choices.names):
+                trust.fitting = choices
+            else:
+                visit.stored = frozenset()
+                self._captures.unplanned.add(self.name)
         cut, forward = graph.forward(visit.stored)
 
         def put(place: int, tensor: torch.Tensor) -> None:
@@ -211,7 +227,7 @@ class BlockRunner:
             id(mine): own for mine, own in zip(tensors, arrivals.tensors.values(), strict=True)
         }
         with torch._C._AutoDispatchBelowAutograd():
-            made = forward([*self._values(), *tensors], put, note)
+            made = forward([*self._in_place, *tensors], put, note)
         left, visit.exits, visit.sharing = leave_block(
             output_tensors(graph, made),
             graph.with_gradient,
@@ -219,10 +235,17 @@ class BlockRunner:
             self._weights if graph.returns_given else None,
             graph.stored_outputs(visit.stored),
         )
-        return tree_unflatten(left, graph.spec), visit
+        is_one = len(left) == 1 and graph.spec.is_leaf()
+        return left[0] if is_one else tree_unflatten(left, graph.spec), visit
 
-    def _values(self) -> list[torch.Tensor]:
-        return [*(parameter.detach() for parameter in self._parameters), *self._given_buffers]
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Its weights are there: the same for all micro-batches."""
+        self._in_place = [*(one.detach() for one in self._parameters), *self._given_buffers]
+        try:
+            yield
+        finally:
+            self._in_place = []
 
     def backward(
         self,
@@ -233,8 +256,7 @@ class BlockRunner:
         should_check: bool,
         on_recomputed: Callable[[], None],
     ) -> None:
-        """Send gradients into the block's inputs and parameters; those of parameters go to
-        `take_gradient`, or to their `.grad`, from where the caller's hooks take them."""
+        """Send gradients into the block's inputs, and those of parameters to `take_gradient`."""
         arrived = [pending.take(edge) if edge is not None else None for edge in visit.exits]
         if any(gradient is not None for gradient in arrived):
             entries = self._entries(visit, pending)
@@ -248,7 +270,9 @@ class BlockRunner:
                 visit, entries, starts, pending, take_gradient, on_recomputed
             )
             if not is_done:
-                self._run_again(visit, entries, starts, pending, should_check, on_recomputed)
+                self._run_again(
+                    visit, entries, starts, pending, take_gradient, should_check, on_recomputed
+                )
         self.drop(visit)
 
     def drop(self, visit: BlockVisit) -> None:
@@ -285,7 +309,7 @@ class BlockRunner:
         """Whether there is a graph for the gradients that arrived."""
         graph = visit.graph
         assert graph is not None
-        trust = self._trust.get(visit.key)
+        trust = visit.trust
         if trust is None or trust.graph is not graph or starts.pattern not in trust.patterns:
             return False
         backward = graph.backward(starts.pattern, visit.stored)
@@ -305,7 +329,7 @@ class BlockRunner:
             kept = visit.kept.pop(place, None)
             return kept if kept is not None else self._store.get(visit.keys[place])
 
-        given = [*self._values(), *(one.value for one in entries.values()), *starts.present()]
+        given = [*self._in_place, *(one.value for one in entries.values()), *starts.present()]
         after = self._generators.state() if visit.states else None
         entries.clear()
         starts.forget()
@@ -329,6 +353,7 @@ class BlockRunner:
         entries: dict[ActivationKey, "Entered"],
         starts: Arrived,
         pending: PendingGradients,
+        take_gradient: TakeGradient,
         should_check: bool,
         on_recomputed: Callable[[], None],
     ) -> None:
@@ -369,11 +394,33 @@ class BlockRunner:
             entries.clear()
             starts.forget()
             on_recomputed()
+            stack.enter_context(self._gradients_taken(take_gradient))
             torch.autograd.backward(tensors, gradients)
         if trial is not None:
             self._judge(visit, trial, delivered)
         for edge, gradient in delivered.items():
             pending.put(edge, gradient)
+
+    @contextlib.contextmanager
+    def _gradients_taken(self, take_gradient: TakeGradient) -> Iterator[None]:
+        """Gradients of parameters are taken as they come, before they take up room twice."""
+
+        def take(parameter: torch.Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            assert isinstance(parameter, torch.nn.Parameter)
+            take_gradient(parameter, gradient)
+
+        handles = [
+            parameter.register_post_accumulate_grad_hook(take)
+            for parameter in self._parameters
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _compute_again(self, visit: BlockVisit, args: Any, kwargs: Any) -> Any:
         after = self._generators.state()
@@ -440,7 +487,7 @@ class BlockRunner:
         trial = Trial(graph, [one.edge for one in entries.values() if one.edge is not None])
         after = self._generators.state()
         try:
-            values_given = [*self._values(), *given.tensors]
+            values_given = [*self._in_place, *given.tensors]
             trial.run(values_given, starts, self._parameters, self._generators, visit.random_state)
         except (RuntimeError, DoesNotFit) as error:
             # Kernels may lay results out in another way than fake ones, where a view is refused.

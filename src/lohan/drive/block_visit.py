@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import TreeSpec
 
 from lohan.drive.activations.store import ActivationKey
-from lohan.drive.captured.graphs import Graph
+from lohan.drive.captured.graphs import Graph, Trust
 from lohan.drive.edges.cuts import Edge
 from lohan.drive.edges.entries import refuse_changed, refuse_changed_objects
 from lohan.drive.edges.exits import refuse_changed_alias
@@ -27,8 +27,9 @@ class BlockCall:
 
     forward: Callable[..., Any]
     """The module's own forward."""
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    leaves: list[Any]
+    """Of its arguments."""
+    spec: TreeSpec
     ambient: Ambient
     settings: Hashable = None
     """What its code may read besides its arguments, as the micro-batch has it."""
@@ -61,6 +62,8 @@ class BlockVisit:
 
     key: Hashable | None = None
     """How the block was called, if it may be captured."""
+    trust: Trust | None = None
+    """What is known of it called so."""
     graph: Graph | None = None
     """What ran it, if that was not its own code."""
     stored: frozenset[int] = frozenset()

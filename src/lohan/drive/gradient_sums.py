@@ -60,7 +60,8 @@ class GradientSums:
             for slot in layout.slots
         }
         self._flat: dict[BlockId, torch.Tensor] = {}
-        self._seen: dict[BlockId, list[set[str]]] = {}
+        self._seen: dict[BlockId, list[dict[str, torch.Tensor]]] = {}
+        """By group the places of those that have come."""
 
     def owner(self, parameter: torch.nn.Parameter) -> BlockId | None:
         """The segment whose buffer a parameter's gradient belongs to."""
@@ -78,20 +79,20 @@ class GradientSums:
             )
         if segment not in self._flat:
             self._begin(segment)
-        place, seen = slot.view(self._flat[segment][group]), self._seen[segment][group]
-        if slot.name in seen:
+        seen = self._seen[segment][group]
+        place = seen.get(slot.name)
+        if place is not None:
             place.add_(gradient)
         else:
             # Not zero plus gradient: that would turn -0.0 into 0.0.
-            place.copy_(gradient)
-            seen.add(slot.name)
+            seen[slot.name] = slot.view(self._flat[segment][group]).copy_(gradient)
 
     def _begin(self, segment: BlockId) -> None:
         num_bytes = self._num_groups * self._layouts[segment].num_bytes
         flat = bytes_of(self._buffer_for(segment, num_bytes), num_bytes, f"segment {segment}")
         # More than was asked for is for whoever made the buffer, at the end of every group.
         self._flat[segment] = flat.view(self._num_groups, -1)
-        self._seen[segment] = [set() for _ in range(self._num_groups)]
+        self._seen[segment] = [{} for _ in range(self._num_groups)]
 
     def finish(self, segment: BlockId) -> SegmentGradients | None:
         """The gradients of a segment, complete; None if none of its parameters is trainable."""
@@ -104,10 +105,11 @@ class GradientSums:
         for own, found in zip(flat, seen, strict=True):
             end_bytes = 0
             for slot in layout.slots:
-                own[end_bytes : slot.offset_bytes].zero_()
+                if end_bytes < slot.offset_bytes:
+                    own[end_bytes : slot.offset_bytes].zero_()
                 end_bytes = slot.offset_bytes + slot.num_bytes
                 if slot.name not in found:
                     own[slot.offset_bytes : end_bytes].zero_()
             own[end_bytes:].zero_()
-        missing = tuple(frozenset(layout.names()) - found for found in seen)
+        missing = tuple(frozenset(layout.names()).difference(found) for found in seen)
         return SegmentGradients(segment=segment, layout=layout, flat=flat, missing_by_group=missing)

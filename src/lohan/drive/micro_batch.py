@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from lohan.drive.block_visit import BlockCall, BlockVisit
 from lohan.drive.captured.graphs import outside_values, settings_of
@@ -217,11 +217,10 @@ class BlockInterceptor:
                 )
             self._check_order(micro_batch, module)
             shared = shared_in(kwargs)
-            args, kwargs = self._without_weights(
-                micro_batch, args, as_arguments(kwargs, shared) if shared else kwargs
-            )
+            leaves, spec = tree_flatten((args, as_arguments(kwargs, shared) if shared else kwargs))
             ambient = Ambient.here(self._device_types)
-            settings, why_not = settings_of(self._parts[module])
+            with torch._C.DisableTorchFunctionSubclass():  # of parameters that are away
+                settings, why_not = settings_of(self._parts[module])
             run, collection = forward, active_collection()
             if collection is not None:
                 run = returning_collected(run, collection)
@@ -230,8 +229,8 @@ class BlockInterceptor:
             outputs = micro_batch.ask_for_block(
                 BlockCall(
                     forward=_within(contextvars.copy_context(), run),
-                    args=args,
-                    kwargs=kwargs,
+                    leaves=[self._without_weight(micro_batch, leaf) for leaf in leaves],
+                    spec=spec,
                     ambient=ambient,
                     settings=(outside_values(self._outside), settings),
                     why_not=why_not,
@@ -248,33 +247,23 @@ class BlockInterceptor:
         call_block.__module__ = __name__  # whoever looks through the model's objects stops here
         return call_block
 
-    def _without_weights(
-        self, micro_batch: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with copies in place of weights (and views of them), which are about to leave.
+    def _without_weight(self, micro_batch: MicroBatch, leaf: Any) -> Any:
+        """An argument, or a copy in place of a weight (or a view of one), which is about to leave.
 
         A weight is copied once per micro-batch and its copy used for every block, so that its
         gradients are summed in one place. Runs on the strand's thread, under autograd.
         """
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
         copies = micro_batch.weight_copies
-
-        def copy(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
+        if id(leaf) not in copies:
+            absence = self._weights.absence(leaf, f"a block called by {where(micro_batch)}")
+            if absence is not None:
+                raise absence
+            if self._weights.place_of(leaf) is None:
                 return leaf
-            if id(leaf) not in copies:
-                absence = self._weights.absence(leaf, f"a block called by {where(micro_batch)}")
-                if absence is not None:
-                    raise absence
-                if self._weights.place_of(leaf) is None:
-                    return leaf
-                copies[id(leaf)] = (leaf, leaf.clone())
-            return copies[id(leaf)][1]
-
-        leaves, spec = tree_flatten((args, kwargs))
-        kept: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(
-            [copy(leaf) for leaf in leaves], spec
-        )
-        return kept
+            copies[id(leaf)] = (leaf, leaf.clone())
+        return copies[id(leaf)][1]
 
     def _check_order(self, micro_batch: MicroBatch, module: torch.nn.Module) -> None:
         """A block may be left out (layer drop, pictures that a batch does not have); what is called

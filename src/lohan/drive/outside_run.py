@@ -20,9 +20,8 @@ from lohan.drive.edges.cuts import (
     is_exit,
     leaf_of,
 )
-from lohan.drive.weights.parameter_views import WeightPlace, Weights
+from lohan.drive.weights.parameter_views import WeightPlace, Weights, may_be_absent
 from lohan.errors import ConfigError, ScheduleError
-from lohan.model.tracing.trace_ops import tensors_in
 
 
 def weights_by_place(weights: Weights) -> saved_tensors_hooks:
@@ -51,9 +50,16 @@ class PresenceMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for tensor in tensors_in((args, kwargs or {})):
-            # Absent weights are one element, so most tensors need no closer look.
-            if tensor.untyped_storage().nbytes() == tensor.itemsize:
+        # A call's own arguments and lists of them: there is nothing deeper, and this is on the way
+        # of every operator.
+        found = [*args, *kwargs.values()] if kwargs else args
+        for tensor in (
+            tensor
+            for one in found
+            for tensor in (one if isinstance(one, list | tuple) else (one,))
+            if isinstance(tensor, torch.Tensor)
+        ):
+            if may_be_absent(tensor):
                 what = f"{func} {self._where()}"
                 while (absence := self._weights.absence(tensor, what)) is not None:
                     self._wait(absence)

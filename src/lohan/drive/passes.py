@@ -61,7 +61,7 @@ class Passes:
         self._hooks, self._choices, self._sums = hooks, choices, sums
         self._micro_batches = list(micro_batches)
         self.losses: list[torch.Tensor] = []
-        # Whose gradients the hooks of parameters are about, while a block runs backward.
+        # Whose gradients arrive, while a block runs backward.
         self._current: tuple[Segment, MicroBatch] | None = None
         # What the generators were last set to or found at, while micro-batches go forward.
         self._random_state: RandomState | None = None
@@ -91,7 +91,7 @@ class Passes:
         self._check_in_place(segment)
         if self._shared is not None:
             self._shared.begin_part(segment.id)
-        with self._unhooked(segment), self._unchanged(segment):
+        with self._unhooked(segment), self._unchanged(segment), self._in_place(segment):
             for micro_batch in self._micro_batches:
                 if segment.kind is SegmentKind.BLOCK:
                     self._run_block(segment, micro_batch)
@@ -173,6 +173,11 @@ class Passes:
         for parameters, name in (*own, *borrowed):
             if not parameters.has(name):
                 raise bug(f"segment {segment.name} is to run and {name} is not in place")
+
+    def _in_place(self, segment: Segment) -> contextlib.AbstractContextManager[None]:
+        if segment.kind is SegmentKind.BLOCK:
+            return self._runners[segment.id].in_place()
+        return contextlib.nullcontext()
 
     def _unchanged(self, segment: Segment) -> contextlib.AbstractContextManager[None]:
         owners = [(name, segment.id) for name in segment.parameters]
@@ -264,14 +269,15 @@ class Passes:
             # A rest goes backward through the graph of its forward, which may need no weights (a
             # lookup does not); where it does, `weights_by_place` finds them or says so.
             self._check_in_place(segment)
-        for micro_batch in self._micro_batches:
-            told = _told(f"in {segment.name}, backward of micro-batch {micro_batch.index}")
-            with told, self._unhooked(segment), micro_batch.attributes.in_backward():
-                if segment.kind is SegmentKind.BLOCK:
-                    self._block_backward(segment, micro_batch)
-                else:
-                    self._stretch_backward(segment, micro_batch)
-                self._settle(segment, micro_batch)
+        with self._unhooked(segment), self._in_place(segment):
+            for micro_batch in self._micro_batches:
+                told = _told(f"in {segment.name}, backward of micro-batch {micro_batch.index}")
+                with told, micro_batch.attributes.in_backward():
+                    if segment.kind is SegmentKind.BLOCK:
+                        self._block_backward(segment, micro_batch)
+                    else:
+                        self._stretch_backward(segment, micro_batch)
+                    self._settle(segment, micro_batch)
         self._hooks.after(segment.id, Phase.BACKWARD, self._sums.finish(segment.id))
 
     def _block_backward(self, segment: Segment, micro_batch: MicroBatch) -> None:
@@ -324,13 +330,6 @@ class Passes:
             for parameter, own in hooks:
                 parameter._backward_hooks = own
 
-    def on_gradient(self, parameter: torch.Tensor) -> None:
-        """Hook of every trainable parameter: take its gradient before it takes up room twice."""
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
-        assert isinstance(parameter, torch.nn.Parameter)
-        self._take_gradient(parameter, gradient)
-
     def _take_gradient(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """A block has sent a micro-batch's gradient to one of its parameters."""
         assert self._current is not None
@@ -373,6 +372,8 @@ class Passes:
     def _settle(self, segment: Segment, micro_batch: MicroBatch) -> None:
         """The segment is done with a micro-batch: sums of its own parameters are whole."""
         assert self._sums is not None
+        if not micro_batch.pending.has_parameters:
+            return
         own = list(self._sets[segment.id].parameters.values())
         for parameter, gradient in zip(own, micro_batch.pending.take_all(own), strict=True):
             if gradient is not None:

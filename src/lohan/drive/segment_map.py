@@ -94,9 +94,9 @@ class SegmentMap:
             for segment in self.segments
         }
 
-    def with_backward(self, model: torch.nn.Module) -> frozenset[BlockId]:
-        """Segments that take part in backward: a trainable parameter is in them or before them."""
-        named = dict(model.named_parameters())
+    def with_backward(self, named: Mapping[str, torch.Tensor]) -> frozenset[BlockId]:
+        """Segments that take part in backward: a trainable parameter (of `named`) is in them or
+        before them."""
         reached, found = False, set()
         for segment in self.segments:
             reached = reached or any(named[name].requires_grad for name in segment.used)

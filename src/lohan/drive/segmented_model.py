@@ -84,7 +84,7 @@ class SegmentedModel:
         self._shared: SharedState | None = None
         captures = captures if captures is not None else Captures()
         self._store = LiveKeys(store)
-        named = dict(model.named_parameters())
+        self._named = named = dict(model.named_parameters())
         blocks = [model.get_submodule(block.name) for block in segments.blocks]
         # Code outside the blocks is taken to change nothing inside of them but their attributes.
         inside = {part for module in blocks for part in module.modules()} - set(blocks)
@@ -229,7 +229,7 @@ class SegmentedModel:
             micro_batches=micro_batches,
             sums=sums if has_gradients else None,
             groups=groups,
-            with_backward=self.segments.with_backward(self.model),
+            with_backward=self.segments.with_backward(self._named),
             should_look_closely=self._is_first,
             shared=self._shared,
         )
@@ -249,7 +249,6 @@ class SegmentedModel:
             stack.enter_context(self._interceptor.installed())
             if self._loss_head is not None and self._loss_chunks > 1:
                 stack.enter_context(loss_in_chunks(self._loss_head, self._loss_chunks))
-            stack.enter_context(self._gradient_hooks(passes.on_gradient))
             passes.forward(generators=self._generators, ledger=self._ledger, signatures=signatures)
             if has_gradients:
                 passes.backward()
@@ -297,21 +296,8 @@ class SegmentedModel:
             raise
         assert not len(self._store), "an activation was left in the store"
 
-    @contextlib.contextmanager
-    def _gradient_hooks(self, on_gradient: Callable[[torch.Tensor], None]) -> Iterator[None]:
-        handles = [
-            parameter.register_post_accumulate_grad_hook(on_gradient)
-            for parameter in self.model.parameters()
-            if parameter.requires_grad
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
     def _refuse_gradients(self) -> None:
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._named.items():
             if parameter.grad is not None:
                 raise ConfigError(
                     f"parameter {name} has a gradient before the step",

@@ -50,7 +50,6 @@ class _Place:
 
     area: _Area
     offset_bytes: int
-    num_bytes: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -63,6 +62,17 @@ class _Back:
     memory: DeviceMemory | None
     flat: torch.Tensor
     num_left: int
+    typed: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+    """`flat`, as numbers of each type asked for."""
+
+    def tensor(self, place: _Place, at_bytes: int) -> torch.Tensor:
+        """One output, from so many bytes on."""
+        whole = self.typed.get(place.dtype)
+        if whole is None:
+            whole = self.flat[: self.flat.numel() // 16 * 16].view(place.dtype)
+            self.typed[place.dtype] = whole
+        begin = int(whole.storage_offset()) + at_bytes // place.dtype.itemsize
+        return whole.as_strided(place.size, place.stride, begin)
 
 
 class SwappedActivations:
@@ -149,7 +159,6 @@ class SwappedActivations:
         self._places[key] = _Place(
             area=area,
             offset_bytes=begin,
-            num_bytes=nbytes,
             size=tuple(tensor.shape),
             stride=tensor.stride(),
             dtype=tensor.dtype,
@@ -174,8 +183,7 @@ class SwappedActivations:
         if back is None:
             back = self._bring_back(key.block, place.area, key.micro_batch)
         at = place.offset_bytes - place.area.stretches[key.micro_batch][0]
-        part = back.flat[at : at + place.num_bytes].view(place.dtype)
-        return part.as_strided(place.size, place.stride)
+        return back.tensor(place, at)
 
     def share(self, key: ActivationKey, tensor: torch.Tensor) -> None:
         """Keep what a later block needs too: it would be asked for before it came back."""
@@ -199,7 +207,7 @@ class SwappedActivations:
         if not back.num_left:
             del self._back[key.block, pool, key.micro_batch]
             if back.memory is not None:
-                del back.flat
+                del back.flat, back.typed
                 self._keep_for_next(key.block, place.area, back.memory)
 
     def _keep_for_next(self, block: BlockId, area: _Area, memory: DeviceMemory) -> None:

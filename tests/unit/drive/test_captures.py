@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from lohan.drive import SegmentedModel
 from lohan.drive.block_run import BlockRunner
@@ -42,7 +43,8 @@ def test_graphs_of_shapes_not_met_for_long_are_let_go_of() -> None:
     ambient = Ambient.here(("cpu",))
     for rows in [*range(1, MOST_WAYS + 10), MOST_WAYS + 9]:
         x = torch.randn(rows, WIDTH, requires_grad=True)
-        call = BlockCall(forward=module.forward, args=(x,), kwargs={}, ambient=ambient)
+        leaves, spec = tree_flatten(((x,), {}))
+        call = BlockCall(forward=module.forward, leaves=leaves, spec=spec, ambient=ambient)
         _, visit = runner.forward(
             call, micro_batch=0, choices=EVERYTHING, keys=EntryKeys(), attributes=attributes
         )
@@ -50,13 +52,14 @@ def test_graphs_of_shapes_not_met_for_long_are_let_go_of() -> None:
         pending = PendingGradients()
         assert visit.exits[0] is not None
         pending.put(visit.exits[0], torch.ones(rows, WIDTH))
-        runner.backward(
-            visit,
-            pending=pending,
-            take_gradient=lambda *_: None,
-            should_check=False,
-            on_recomputed=lambda: None,
-        )
+        with runner.in_place():
+            runner.backward(
+                visit,
+                pending=pending,
+                take_gradient=lambda *_: None,
+                should_check=False,
+                on_recomputed=lambda: None,
+            )
     ways = captures.trust("block")
     assert len(ways) == MOST_WAYS
     assert [one.graph is not None for one in ways.values()] == [False] * (MOST_WAYS - 1) + [True]

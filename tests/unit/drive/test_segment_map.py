@@ -34,10 +34,10 @@ def test_a_shared_parameter_belongs_to_its_first_user_and_is_borrowed_by_the_oth
 def test_backward_reaches_from_the_first_trainable_parameter() -> None:
     model = Toy(lambda _: ToyBlock())
     segments = map_segments(model)
-    assert segments.with_backward(model) == {0, 1, 2, 3, 4}
+    assert segments.with_backward(dict(model.named_parameters())) == {0, 1, 2, 3, 4}
     for parameter in (*model.enter.parameters(), *model.blocks[0].parameters()):
         parameter.requires_grad_(False)
-    assert segments.with_backward(model) == {2, 3, 4}
+    assert segments.with_backward(dict(model.named_parameters())) == {2, 3, 4}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from lohan.drive.captured.cut import Calls, Cut
 from lohan.drive.captured.record import Call, Value
 
@@ -28,6 +30,13 @@ Backward = Callable[
 """Takes the inputs with the gradients that arrived (and empties the list), what gives stored
 tensors, what sets the generators as they were, what is told that all is there that is run again,
 and what takes each gradient (by place in `Recording.gradients`)."""
+
+_METHODS = (
+    *("add", "clone", "expand", "mean", "mm", "mul", "neg", "permute", "pow", "rsqrt", "select"),
+    *("squeeze", "sub", "sum", "t", "transpose", "unsqueeze", "view"),
+)
+"""Operators that tensors have as methods with the same arguments, which the host calls in less time
+than operators by their overload."""
 
 
 def forward_function(calls: Calls, cut: Cut) -> Forward:
@@ -109,7 +118,9 @@ class _Code:
     def call(self, call: Call) -> None:
         text = [self._text(one) for one in call.args]
         text += [f"{name}={self._text(one)}" for name, one in call.kwargs.items()]
-        line = f"{self._constant(call.operator._op)}({', '.join(text)})"
+        name = call.operator._overloadpacket.__name__
+        does = getattr(torch.Tensor, name) if name in _METHODS else call.operator._op
+        line = f"{self._constant(does)}({', '.join(text)})"
         if any(value is not None for value in call.outputs):
             names = ["_" if value is None else self.name(value) for value in call.outputs]
             if not call.is_single:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lohan.drive.activations.store import BlockChoices
 from lohan.drive.captured.cut import Calls, Cut
 from lohan.drive.captured.functions import (
     Backward,
@@ -30,6 +31,7 @@ _HOOKS = frozenset(
 )
 _OWN = frozenset(vars(torch.nn.Module()))
 """What every module has."""
+_PASSED_OVER = _OWN - _HOOKS - {"_parameters", "_buffers", "training"}
 MOST_WAYS = 64
 """In which a block is called and graphs are kept for; those not met for the longest time go."""
 NEVER_AGAIN = _MOST_TRIES = 3
@@ -118,6 +120,9 @@ class Graph:
 @dataclass(slots=True)
 class Trust:
     """What is known of one block called in one way."""
+
+    fitting: BlockChoices | None = None
+    """Choices that were made for the operators of the graph."""
 
     graph: Graph | None = None
     patterns: set[Hashable] = field(default_factory=set)
@@ -264,12 +269,15 @@ def settings_of(modules: Sequence[torch.nn.Module]) -> tuple[Hashable, str | Non
     for part in modules:
         found.append(type(part))
         for name, value in vars(part).items():
+            if name in _PASSED_OVER:
+                continue
             kind = type(value)
             if kind in _PLAIN:
                 found.append("position" if kind is int and is_position(name) else value)
             elif kind is dict or kind is OrderedDict:
                 if name in _HOOKS:
-                    if part is not modules[0] and not all(map(_is_collector, value.values())):
+                    is_inside = value and part is not modules[0]
+                    if is_inside and not all(map(_is_collector, value.values())):
                         return None, f"a hook is on its {type(part).__name__}"
                 elif name == "_parameters" or name == "_buffers":
                     found += [None if one is None else _look(one) for one in value.values()]

@@ -6,11 +6,12 @@ behind: the caller puts back what the block holds. Knows nothing of plans; see `
 
 Note "Values and storages". A value is a tensor as one call made it; views and in-place results are
 values on the storage of another one. A call that only returns a view reads no numbers. Contents
-belong to storages: backward calls run after all forward calls, so they read final contents.
+belong to storages: backward calls run after all forward calls, so they read final contents. A view
+that lies as a value before it does is that value (`_without_repeated_views`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from lohan.drive.surroundings.host_randomness import host_state_kept
+from lohan.drive.surroundings.randomness import may_draw
 from lohan.model.tracing.kept_contents import left_as_found
 from lohan.model.tracing.trace_ops import (
     is_counted,
@@ -102,6 +104,10 @@ class _Recorder(TorchDispatchMode):
         self._value_of: dict[int, Value] = {}
         self._storage_of: dict[int, int] = {}
         self._alive: list[torch.Tensor] = []
+        self._first_at: dict[Hashable, Value] = {}
+        """By where it lies: storage, shape, strides."""
+        self.repeated: dict[Value, Value] = {}
+        """Views that lie where a value before them does, and that one."""
 
     def give(self, tensor: torch.Tensor) -> Value:
         """A tensor that the functions are given."""
@@ -112,6 +118,7 @@ class _Recorder(TorchDispatchMode):
         value = self._add(tensor)
         self._storage_of[storage_key(fake)] = self.found.storages[value]
         self._alive.append(fake)
+        self._first_at.setdefault(self._place_of(fake), value)
 
     def knows(self, tensor: torch.Tensor) -> Value | None:
         return self._value_of.get(id(tensor))
@@ -126,7 +133,21 @@ class _Recorder(TorchDispatchMode):
         found.storages.append(self._storage_of[key])
         self._value_of[id(tensor)] = value
         self._alive.append(tensor)
+        first = self._first_at.setdefault(self._place_of(tensor), value)
+        if first != value:
+            self.repeated[value] = first
         return value
+
+    def _place_of(self, tensor: torch.Tensor) -> Hashable:
+        return (
+            self._storage_of[storage_key(tensor)],
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -206,15 +227,12 @@ class _Recorder(TorchDispatchMode):
 
 
 def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    for position, argument in enumerate(func._schema.arguments):
+    is_random = may_draw(func, args, kwargs)
+    for position, argument in enumerate(func._schema.arguments) if is_random else ():
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         if argument.name == "generator" and value is not None:
             raise NotCapturable("it draws from a random generator of its own")
-        if argument.name in ("dropout_p", "p") and value == 0:
-            return False
-    return True
+    return is_random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +296,41 @@ def record(
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise NotCapturable(f"its code does not run on fake tensors ({first[:200]})") from error
-    return recorder.found
+    return _without_repeated_views(recorder.found, recorder.repeated)
+
+
+def _without_repeated_views(found: Recording, repeated: Mapping[Value, Value]) -> Recording:
+    """The weight that is transposed twice, the input that is flattened for each of its readers: a
+    view costs as much time of the host as a small operator. What the block returns stays a tensor
+    of its own."""
+    if any(torch.Tag.inplace_view in call.operator.tags for call in found.calls):
+        return found  # a value does not stay where it lies
+    same = {
+        value: first
+        for call in found.calls
+        if call.is_view and call.is_single
+        for value in call.outputs
+        if value is not None
+        and (first := repeated.get(value)) is not None
+        and value not in found.outputs
+    }
+
+    def known(leaf: Any) -> Any:
+        return same.get(leaf, leaf) if isinstance(leaf, Value) else leaf
+
+    calls = []
+    num_forward = found.num_forward
+    for place, call in enumerate(found.calls):
+        if same.keys() & call.outputs:
+            found.num_forward -= place < num_forward
+            continue
+        args, kwargs = tree_map(known, (call.args, call.kwargs))
+        reads = tuple(map(known, call.reads))
+        writes = tuple(map(known, call.writes))
+        calls.append(replace(call, args=args, kwargs=kwargs, reads=reads, writes=writes))
+    found.calls = calls
+    found.gradients = [known(gradient) for gradient in found.gradients]
+    return found
 
 
 def _run(

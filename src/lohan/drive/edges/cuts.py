@@ -141,6 +141,11 @@ class PendingGradients:
     def __len__(self) -> int:
         return len(self._of_edges) + len(self._of_parameters)
 
+    @property
+    def has_parameters(self) -> bool:
+        """Whether there are sums of parameters."""
+        return bool(self._of_parameters)
+
     def put(self, edge: Edge, gradient: torch.Tensor) -> None:
         """Leave the sum so far for an earlier part."""
         leaf = leaf_of(edge[0])
@@ -169,4 +174,6 @@ class PendingGradients:
 
     def take_all(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
         """The sum so far of each of the parameters, None for those that have none."""
+        if not self._of_parameters:
+            return [None] * len(parameters)
         return [self._of_parameters.pop(parameter, None) for parameter in parameters]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from lohan.drive.activations.store import (
     ENTRY_ORDINAL,
@@ -59,8 +59,8 @@ class Arrivals:
     """Arguments of one call of a block: as the model gives them, and cut off, as the block gets
     them."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.leaves, self.spec = tree_flatten((args, kwargs))
+    def __init__(self, leaves: list[Any], spec: TreeSpec) -> None:
+        self.leaves, self.spec = leaves, spec
         self.tensors = {id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)}
         self.objects: Snapshot | None = None
         """Of what is neither a tensor nor plain, once the block is about to run."""

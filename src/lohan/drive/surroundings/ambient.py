@@ -84,9 +84,9 @@ def memory_features_off(model: torch.nn.Module) -> Iterator[None]:
     A cache would be written a second time by the re-run of a block; checkpointing would run
     blocks a third time. Neither changes a result of training. Known by their transformers names.
     """
-    owners: list[object] = list(model.modules())
+    owners: list[Any] = list(model.modules())
     configs: dict[int, object] = {}
-    for module in model.modules():
+    for module in owners:
         config = getattr(module, "config", None)
         if config is not None and not isinstance(config, torch.nn.Module):
             configs[id(config)] = config
@@ -95,7 +95,7 @@ def memory_features_off(model: torch.nn.Module) -> Iterator[None]:
     try:
         for owner in owners:
             if vars(owner).get("gradient_checkpointing") is True:
-                owner.gradient_checkpointing = False  # type: ignore[attr-defined]
+                owner.gradient_checkpointing = False
                 changed.append((owner, "gradient_checkpointing"))
         for config in configs.values():
             if getattr(config, "use_cache", None) is True:

@@ -8,7 +8,7 @@ Owns no policy: an unknown amount is reported (`DrawsUnknown`), and the caller p
 
 import hashlib
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,17 @@ _READS_VALUES = (
 )
 
 
+def may_draw(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator draws random numbers. Attention without dropout does not."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    return not any(
+        argument.name == "dropout_p"
+        and (args[place] if place < len(args) else kwargs.get(argument.name)) == 0
+        for place, argument in enumerate(func._schema.arguments)
+    )
+
+
 class DrawRecorder(TorchDispatchMode):
     """Notes every operator that draws from a default generator."""
 
@@ -171,7 +182,7 @@ class DrawRecorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+        if may_draw(func, args, kwargs) and kwargs.get("generator") is None:
             name = func._schema.name
             full_name = f"{name}.{func._overloadname}"
             predictable = name not in _READS_VALUES and full_name not in _READS_VALUES
@@ -237,20 +248,16 @@ def draw_setting(model: torch.nn.Module, loss_fn: Any) -> Hashable:
     Not whether there will be gradients: a forward draws the same without. A loss function is known
     by its code: many are made anew for every step.
     """
-    modes = tuple(
-        (
-            part.training,
-            *(
-                value
-                for name, value in vars(part).items()
-                if isinstance(value, float) and (name == "p" or "drop" in name)
-            ),
-        )
-        for part in model.modules()
-    )
+    modes: list[Hashable] = []
+    for part in model.modules():
+        values = vars(part)
+        modes.append(part.training)
+        for name in [name for name in values if name == "p" or "drop" in name]:
+            if isinstance(values[name], float):
+                modes.append(values[name])
     called = getattr(loss_fn, "func", loss_fn)
     code = getattr(called, "__code__", None) or type(called)
-    return modes, code, torch.is_autocast_enabled("cpu")
+    return tuple(modes), code, torch.is_autocast_enabled("cpu")
 
 
 def signature_of(batch: object, *more: Hashable) -> Hashable:

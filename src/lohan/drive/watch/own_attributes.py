@@ -42,11 +42,20 @@ def bindings_of(modules: Iterable[torch.nn.Module], more: Iterable[_Values] = ()
     return [(one, dict(one)) for one in (*found, *more)]
 
 
+def is_bound_as(target: _Values, then: _Values) -> bool:
+    """Whether the names of a mapping stand for what they did."""
+    if len(target) != len(then):
+        return False
+    if not target:
+        return True
+    return all(map(is_, target, then)) and all(map(is_, target.values(), then.values()))
+
+
 def bound_anew(before: Bindings) -> list[Change]:
     """Names that stand for something else now."""
     found: list[Change] = []
     for target, then in before:
-        if target.keys() == then.keys() and all(map(is_, target.values(), then.values())):
+        if is_bound_as(target, then):
             continue  # as nearly always
         for name in target.keys() | then.keys():
             value = then.get(name, _MISSING)
@@ -91,18 +100,20 @@ class AttributeBook:
         self._held = _mappings_in(modules) if self.is_needed else []
         self._written: dict[tuple[int, Any], _Written] = {}
         self._last_begun = -1
+        self._snapshot: Bindings | None = None
+        """As long as nothing was changed since."""
 
     def begin(self, index: int) -> None:
         """A micro-batch begins, or goes on."""
         self._last_begun = max(self._last_begun, index)
 
-    def refuse_late_counts(self, index: int, changes: Iterable[Change]) -> None:
+    def refuse_late_counts(self, index: int, changes: Sequence[Change]) -> None:
         """Refuse a number that later micro-batches should have found, and may have read.
 
         Raises:
             ConfigError: naming it.
         """
-        if index == self._last_begun:
+        if index == self._last_begun or not changes:
             return
         owners = {id(vars(part)): part for part in self._modules}
         for target, name, then in changes:
@@ -125,11 +136,14 @@ class AttributeBook:
 
     def snapshot(self) -> Bindings:
         """All that code outside the blocks may change."""
-        return bindings_of(self._modules, self._held)
+        if self._snapshot is None:
+            self._snapshot = bindings_of(self._modules, self._held)
+        return self._snapshot
 
     def note(self, index: int, changes: Iterable[Change]) -> None:
         """A micro-batch has run: what it changed is its own."""
         for target, name, then in changes if self.is_needed else ():
+            self._snapshot = None
             if name not in OWN_NAMES or "_modules" not in target:
                 one = self._written.setdefault(
                     (id(target), name), _Written(target=target, name=name, original=then)
@@ -139,6 +153,8 @@ class AttributeBook:
     def put(self, index: int) -> None:
         """A micro-batch is about to run: all attributes are as for it alone. Of all modules, also
         where a block runs: one may read what another module was given."""
+        if self._written:
+            self._snapshot = None
         bind((one.target, one.name, one.value_for(index)) for one in self._written.values())
 
     def keep(self, index: int) -> None:

@@ -212,6 +212,11 @@ class ParameterSet:
         return found or alike or list(self.parameters)
 
 
+def may_be_absent(tensor: torch.Tensor) -> bool:
+    """Absent weights are one element, so most tensors need no closer look."""
+    return bool(tensor.untyped_storage().nbytes() == tensor.itemsize)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPlace:
     """A tensor that is (a view of) a weight, without its memory: what a kept graph may hold."""
@@ -300,6 +305,8 @@ class Weights:
 
     def absence(self, tensor: torch.Tensor, what: str) -> ScheduleError | None:
         """What to say if the tensor is a parameter that is offloaded."""
+        if not may_be_absent(tensor):
+            return None
         for own in self._sets:
             if own.is_absent(tensor):
                 names = own.names_like(tensor)
