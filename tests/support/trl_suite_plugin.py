@@ -160,6 +160,7 @@ def _with_offload(kind: Any) -> Any:
     as the weights of the trainer in memory are.
     """
     from lohan.train.adapters.hollow_base import renamed
+    from lohan.train.run.progress import step_numbers
 
     class Suited(kind):  # type: ignore[misc]
         _depth = 0
@@ -179,9 +180,8 @@ def _with_offload(kind: Any) -> Any:
 
         def log(self, logs: dict[str, float], *more: Any) -> None:
             """What two runs never have in common is left out of what they are compared by."""
-            before = dict(logs)
             super().log(logs, *more)
-            for name in set(logs) - set(before):
+            for name in step_numbers(self) if "loss" in logs else ():
                 self.state.log_history[-1].pop(name, None)
 
         @contextlib.contextmanager
