@@ -472,3 +472,54 @@ def test_a_model_of_ones_own_without_blocks_is_evaluated_trained_and_saved(
     for name, value in plain.model.state_dict().items():
         assert torch.equal(saved[name], value), name
     ours.close()
+
+
+class _OfFloats(torch.nn.Module):
+    """A model of one's own: no configuration, floats go in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, features: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        for layer in self.layers:
+            features = features + torch.tanh(layer(features))
+        logits = self.head(features)
+        loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits}
+
+
+def test_a_model_of_floats_has_the_losses_of_autocast(tmp_path: pathlib.Path) -> None:
+    """As transformers' trainer with bf16=True: layers narrow what they are given."""
+    torch.manual_seed(3)
+    rows = [{"features": torch.randn(8), "labels": index % 2} for index in range(24)]
+    found = {}
+    for name, kind in (("ours", Trainer), ("plain", transformers.Trainer)):
+        torch.manual_seed(4)
+        model = _OfFloats()
+        for parameter in model.parameters():  # so that masters begin with what computes
+            parameter.data = parameter.data.bfloat16().float()
+        args = transformers.TrainingArguments(
+            output_dir=str(tmp_path / name),
+            use_cpu=True,
+            bf16=True,
+            max_grad_norm=0.0,
+            learning_rate=1e-2,
+            max_steps=5,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        more: dict[str, Any] = {"offload": {"ssd": str(tmp_path)}} if name == "ours" else {}
+        trainer = kind(model, args, train_dataset=rows, **more)
+        if name == "plain":
+            trainer.optimizer = trl_runs.master_optimizer(trainer)
+        trainer.train()
+        history = trainer.state.log_history
+        found[name] = [entry["loss"] for entry in history if "loss" in entry]
+        if name == "ours":
+            trainer.close()
+    assert len(found["ours"]) == 5
+    assert found["ours"] == found["plain"]

@@ -89,7 +89,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
         _write(found)
     while _trainers:
         trainer = _trainers.pop()
-        if hasattr(trainer, "_reservation"):
+        if "is_first" in vars(trainer):  # not where it was refused while it was made
             trainer.close()
             trainer._folder.cleanup()
 
@@ -160,6 +160,7 @@ def _with_offload(kind: Any) -> Any:
     as the weights of the trainer in memory are.
     """
     from lohan.train.adapters.adapting import renamed
+    from lohan.train.run.progress import step_numbers
 
     class Suited(kind):  # type: ignore[misc]
         _depth = 0
@@ -167,11 +168,21 @@ def _with_offload(kind: Any) -> Any:
 
         def __init__(self, *given: Any, **kwargs: Any) -> None:
             self._folder = tempfile.TemporaryDirectory(prefix="lohan-suite-")
-            offload = {"ssd": self._folder.name, "ram": "1GiB", "device": "cpu"}
-            kwargs.setdefault("offload", {**offload, "machine": "desktop-4090"})
+            offload: dict[str, Any] = {"ssd": self._folder.name, "ram": "1GiB", "device": "cpu"}
+            offload["machine"] = "desktop-4090"
+            args = kwargs.get("args") or next((one for one in given if _saves(one)), None)
+            if _saves(args):  # tests go on from any checkpoint, and load its model
+                offload["archive_steps"] = int(args.save_steps)
+            kwargs.setdefault("offload", offload)
             super().__init__(*given, **kwargs)
             if self.source is not None or self.adapting.is_on:
                 self._show(self._first_values())
+
+        def log(self, logs: dict[str, float], *more: Any) -> None:
+            """What two runs never have in common is left out of what they are compared by."""
+            super().log(logs, *more)
+            for name in step_numbers(self) if "loss" in logs else ():
+                self.state.log_history[-1].pop(name, None)
 
         @contextlib.contextmanager
         def working(self) -> Iterator[None]:
@@ -215,6 +226,10 @@ def _with_offload(kind: Any) -> Any:
         setattr(Suited, name, _as_work(getattr(kind, name)))
     Suited.__name__ = Suited.__qualname__ = kind.__name__
     return Suited
+
+
+def _saves(args: Any) -> bool:
+    return getattr(args, "save_strategy", None) == "steps" and args.save_steps >= 1
 
 
 def _as_work(method: Any) -> Any:

@@ -28,8 +28,7 @@ class RanksMixin(_SomeTrainer):  # type: ignore[misc]
 
     @functools.cached_property
     def is_first(self) -> bool:
-        """Whether this process writes files and speaks to people; asked of accelerate once, whose
-        state may be reset before the trainer is closed."""
+        """Whether this process writes files and speaks to people."""
         return bool(self.args.process_index == 0)
 
     @property

@@ -106,8 +106,19 @@ class ResumingMixin(_SomeTrainer):  # type: ignore[misc]
             holder.close()
 
     def _checkpoint_at(self, path: pathlib.Path, record: RunRecord | None) -> pathlib.Path:
+        if not path.is_dir():
+            raise CheckpointError(
+                f"Can't find a valid checkpoint at {path}: there is no such folder",
+                why="only that of the newest seal is kept, and copies where they are asked for",
+                remedy="resume with --resume alone (resume_from_checkpoint=True); of later runs, "
+                "offload.archive_steps keeps copies that can be resumed from",
+            )
         sealed = self.by_first(lambda: resume_point.read_resume(path), "the checkpoint")
-        if record is not None and sealed.get("run_id") == record.run_id:
+        newest = [one.resolve() for one in resume_point.checkpoints(self.out)[-1:]]
+        # Not opened for a copy of an older step: opening takes the weights of the model away, and
+        # those that are not trained are in no copy.
+        is_older = resume_point.has_archive(path) and path.resolve() not in newest
+        if record is not None and sealed.get("run_id") == record.run_id and not is_older:
             try:
                 found = self._resume_seal(record)
                 if found is not None and found.resolve() == path.resolve():

@@ -43,7 +43,7 @@ from lohan.train.settings.offload import OffloadConfig, read_offload
 from lohan.train.settings.prompts import Prompt, read_prompts
 from lohan.train.trainer.engine_optimizer import SteppedByEngine, groups_of_adamw
 from lohan.train.trainer.evaluation import GroupedBatches, Prediction
-from lohan.train.trainer.fp32_losses import compute_losses_in_fp32
+from lohan.train.trainer.fp32_losses import compute_losses_in_fp32, narrow_inputs
 from lohan.train.trainer.largest_batch import longest_rows, refuse_unknown_tokens
 from lohan.train.trainer.named_model import make_named, named_parameters, open_named, templated
 from lohan.train.trainer.rehearsal import collated_without_trace, may_rehearse, without_trace
@@ -137,7 +137,9 @@ class OffloadMixin(SavingMixin):
         self._one_forward = OneForward(self.model)
         if self.args.bf16 or self.args.fp16:
             compute_losses_in_fp32(self.model)
+            narrow_inputs(self.model)
         self.tell = teller(self.args)
+        self.is_first  # noqa: B018 - now: accelerate's state may be reset before `close`
 
     def _look_at(self, given: dict[str, Any]) -> None:
         """Refuse or complete the parameters of the trainer, before it is made."""
