@@ -132,7 +132,10 @@ def _description(
                 *(torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
             )
         )
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (
+        *(pickle.PicklingError, TypeError, AttributeError, ValueError),
+        RuntimeError,  # also of modules that refuse to be pickled, and of endless recursion
+    ) as error:
         raise _CannotBeDescribedError from error
     return into.getvalue(), tuple(described.alive)
 
