@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--ssd", action="append", required=True)
     parser.add_argument("--checkpointed", action="store_true")
     parser.add_argument("--partitioned", action="store_true", help="never whole in memory")
+    parser.add_argument("--num-batches", type=int, default=10**9, help="different ones")
     parser.add_argument("--fp32-products", action="store_true")
     args = parser.parse_args()
     join_alone()
@@ -105,7 +106,7 @@ def main() -> None:
             if step == args.warmup:
                 before = block_traffic()
             meter.begin(step)
-            loss = engine(**batch_of(step, args)).loss
+            loss = engine(**batch_of(step % args.num_batches, args)).loss
             engine.backward(loss)
             engine.step()
             meter.end(step, loss.item())

@@ -56,6 +56,8 @@ def main() -> int:
         # Few steps, because each writes all states: so each sees several rows.
         "per_device_train_batch_size": 8 if is_random else 4,
         "max_length": 64,
+        # One shape for all steps: blocks are captured once, and run from that.
+        "pad_to_multiple_of": 64,
         "learning_rate": "2e-3" if is_random else "4e-4",
         # Not a falling one: how many steps there will be is only known after the first ones.
         "lr_scheduler_type": "constant",

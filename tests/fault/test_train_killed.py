@@ -193,8 +193,9 @@ def kill_task(place: pathlib.Path, task: str, stages: list[tuple[tuple[str, ...]
     assert weights_hash(place / name) == weights_hash(place / f"{task}-whole")
 
 
+# The long test below kills all; each task also goes on after an exception (test_cli_train_tasks).
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["dpo", "pretrain"])
 def test_a_killed_run_of_a_task_ends_with_the_same_bits(place: pathlib.Path, task: str) -> None:
     kill_task(place, task, [(("step 2/",), 0.1)])
 
