@@ -193,7 +193,7 @@ def kill_task(place: pathlib.Path, task: str, stages: list[tuple[tuple[str, ...]
     assert weights_hash(place / name) == weights_hash(place / f"{task}-whole")
 
 
-# The long test below kills all; each task also goes on after an exception (test_cli_train_tasks).
+# The long test below kills all; test_preferences ends tasks after a seal and goes on with them.
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["dpo", "pretrain"])
 def test_a_killed_run_of_a_task_ends_with_the_same_bits(place: pathlib.Path, task: str) -> None:
