@@ -50,8 +50,8 @@ _NUM_SAMPLES_TOGETHER = 2 * NUM_ROUNDS
 """Likewise, of all drives at once."""
 _PAGE_BYTES = 4096
 STEP_OVER_EAGER = 2.0
-"""Host time of a step over that of eager PyTorch, of which operators are measured: the middle of
-what `benchmarks/host.py` says. A run that the host holds up learns its own."""
+"""Host time of a step over that of eager PyTorch, of which operators are measured: about what
+`benchmarks/host.py` says of several micro-batches. A run that the host holds up learns its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
